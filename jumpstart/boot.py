@@ -1,0 +1,301 @@
+"""
+The boot of a process: find warm state, check it, import the app around it, and account for every record.
+
+    boot()                     in the mold (or a spawned worker), with the garbage collector off
+      find_state               a profile file, then the host's warm-start cache; both apply, together
+      recorders.observe
+      recorders.restore_early  what the import profits from
+      load_app
+      recorders.restore        no threads, sockets or loops: workers are forked afterwards
+    Booted.restore_late        in each worker, in its event loop
+
+Nothing here may stop a boot but the app itself, and `require_warm`. Whatever is refused is in the report with a reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from jumpstart.errors import ColdBootRefusedError, ProfileRefusedError
+from jumpstart.profile import Profile, Trust, read_profile
+from jumpstart.recorder import Recorder, WarmSettings
+from jumpstart.recorders import RecorderSet
+from jumpstart.records import Dropped, Reason, Record, Tally, merge, split_valid
+from jumpstart.report import BootReport, Refusal, Stopwatch, section_report
+from jumpstart.runtime import digest, runtime_key
+from jumpstart.target import Interface, detect_interface, load_app
+from jumpstart.trust import KeyRing
+from jumpstart.warmstart import StoredState, WarmStartCache
+
+logger = logging.getLogger(__name__)
+
+
+class BootSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a boot needs to know.
+
+    Attributes:
+        name: the app's name in profiles and in the warm-start cache; by default target and folder.
+        profile: path of a profile file, or "".
+        warm_start: folder of the host's warm-start cache, or "" to do without.
+        keys: folder of the key ring.
+        max_age_s: of a profile.
+        restore_timeout_s: for all restores of a process together; 0 is no limit.
+    """
+
+    target: str
+    app_dir: str
+    factory: bool = False
+    interface: Interface | None = None
+    name: str = ""
+    tenant: str = "web"
+    profile: str = ""
+    trust: Trust = "signed"
+    max_age_s: float = 86_400
+    warm_start: str = ""
+    keys: str = ""
+    require_warm: bool = False
+    restore_timeout_s: float = 30
+    warm: WarmSettings = WarmSettings()
+
+    @property
+    def state_key(self) -> str:
+        """Where the warm-start cache keeps what this app learns, per tenant and runtime."""
+        runtime = runtime_key()
+        owner = self.name or f"{self.target} in {self.app_dir}"
+        words = (owner, self.tenant, runtime.implementation, runtime.version, runtime.platform)
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+class WarmState:
+    """
+    Records found for this boot, by recorder, before any validity check but trust, version and runtime.
+
+    Attributes:
+        sources: in words, for the report.
+        refusals: what was found and may not be used.
+    """
+
+    def __init__(self) -> None:
+        self.sections: dict[str, list[Record]] = {}
+        self.malformed: dict[str, list[Dropped]] = {}
+        self.sources: list[str] = []
+        self.refusals: list[Refusal] = []
+
+    def refuse(self, where: str, reason: Reason, detail: str = "") -> None:
+        self.refusals.append(Refusal(where, reason, detail))
+
+    def add(self, name: str, records: Sequence[Record], malformed: Sequence[Dropped]) -> None:
+        """Add a section; its records come after those that are there already, and replace those of the same key."""
+        self.sections[name] = merge(self.sections.get(name, ()), records)
+        self.malformed.setdefault(name, []).extend(malformed)
+
+
+def find_state(settings: BootSettings, recorders: RecorderSet) -> WarmState:
+    """Read the profile and the warm-start cache that *settings* name. Never raises for what is wrong with them."""
+    state = WarmState()
+    if settings.profile:
+        _find_profile(settings, recorders, state)
+    if settings.warm_start:
+        _find_warm_start(settings, recorders, state)
+    return state
+
+
+def _find_profile(settings: BootSettings, recorders: RecorderSet, state: WarmState) -> None:
+    path = Path(settings.profile)
+    where = f"profile {path.name}"
+    try:
+        profile = read_profile(
+            path,
+            trust=settings.trust,
+            verify=KeyRing(Path(settings.keys)).verify,
+            now=datetime.now(UTC),
+            max_age=timedelta(seconds=settings.max_age_s),
+        )
+    except ProfileRefusedError as error:
+        state.refuse(where, error.reason, error.detail)
+        return
+    state.sources.append(where)
+    for refusal in profile.refusals:
+        state.refuse(f"{where} {refusal.where}", refusal.reason, refusal.detail)
+    theirs = profile.manifest.app.target
+    if theirs != settings.target:
+        state.refuse(where, Reason.OTHER_APP, f"made from {theirs}, this is {settings.target}; what applies is used")
+    _offer_profile(profile, where, recorders, state)
+
+
+def _offer_profile(profile: Profile, where: str, recorders: RecorderSet, state: WarmState) -> None:
+    same_runtime = profile.manifest.runtime == runtime_key()
+    if not same_runtime:
+        made, here = profile.manifest.runtime, runtime_key()
+        theirs = f"{made.implementation} {made.version} on {made.platform}"
+        detail = f"made by {theirs}, this is {here.implementation} {here.version} on {here.platform}"
+        state.refuse(where, Reason.OTHER_RUNTIME, detail)
+    for name, section in profile.sections.items():
+        place = f"{where} section {name}"
+        recorder = _welcoming(recorders, place, name, section.info.version, state)
+        if recorder is None:
+            continue
+        if recorder.runtime_bound and not same_runtime:
+            state.refuse(place, Reason.OTHER_RUNTIME)
+        elif recorder.needs_trust and not profile.trusted:
+            state.refuse(place, Reason.NEEDS_TRUST, "it holds code or pickles and the file is not by a trusted key")
+        else:
+            try:
+                state.add(name, *profile.records(name))
+            except ProfileRefusedError as error:
+                state.refuse(place, error.reason, error.detail)
+
+
+def _welcoming(recorders: RecorderSet, place: str, name: str, version: int, state: WarmState) -> Recorder | None:
+    """The recorder that understands a section, or None when there is none, which is then noted."""
+    recorder = recorders.get(name)
+    if recorder is None:
+        state.refuse(place, Reason.NO_RECORDER, f"there is no recorder called {name} here, or it is switched off")
+    elif recorder.version != version:
+        state.refuse(place, Reason.NO_RECORDER, f"written by version {version}, here is version {recorder.version}")
+        return None
+    return recorder
+
+
+def _find_warm_start(settings: BootSettings, recorders: RecorderSet, state: WarmState) -> None:
+    where = "warm-start cache"
+    try:
+        stored = WarmStartCache(Path(settings.warm_start)).load(settings.state_key)
+    except ProfileRefusedError as error:
+        state.refuse(where, error.reason, error.detail)
+        return
+    if stored is None:
+        return
+    state.sources.append(where)
+    for refusal in stored.refusals:
+        state.refuse(f"{where} {refusal.where}", refusal.reason, refusal.detail)
+    _offer_stored(stored, where, recorders, state)
+
+
+def _offer_stored(stored: StoredState, where: str, recorders: RecorderSet, state: WarmState) -> None:
+    for name in stored.sections:
+        place = f"{where} section {name}"
+        if _welcoming(recorders, place, name, stored.sections[name].version, state) is not None:
+            try:
+                state.add(name, *stored.records(name))
+            except ProfileRefusedError as error:
+                state.refuse(place, error.reason, error.detail)
+
+
+class Booted:
+    """
+    An imported app, as warm as it can be before a worker's event loop runs.
+
+    Attributes:
+        app: what the target named.
+        interface: what it speaks.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        interface: Interface,
+        settings: BootSettings,
+        recorders: RecorderSet,
+        state: WarmState,
+        tallies: dict[str, Tally],
+        valid: dict[str, list[Record]],
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.app = app
+        self.interface = interface
+        self.settings = settings
+        self.recorders = recorders
+        self.stopwatch = stopwatch
+        self._state = state
+        self._tallies = tallies
+        self._valid = valid
+
+    async def restore_late(self) -> None:
+        """Restore what needs an event loop or connections. In a worker, after lifespan start-up, before it is ready."""
+        deadline = _deadline(self.settings)
+        for tally in self._tallies.values():
+            tally.set_deadline(deadline)
+        with self.stopwatch.span("late restores"):
+            await self.recorders.restore_late(self.app, self._valid, self._tallies)
+
+    def report(self, start_method: Literal["", "fork", "spawn"] = "", reasons: Sequence[str] = ()) -> BootReport:
+        """The books as they stand now."""
+        return BootReport(
+            target=self.settings.target,
+            interface=self.interface,
+            sources=self._state.sources,
+            refusals=self._state.refusals,
+            sections=[
+                section_report(name, records, self._tallies[name]) for name, records in self._state.sections.items()
+            ],
+            spans=list(self.stopwatch.spans),
+            start_method=start_method,
+            start_reasons=list(reasons),
+            recorders_off=dict(self.recorders.off),
+        )
+
+
+def boot(settings: BootSettings, recorders: RecorderSet, stopwatch: Stopwatch) -> Booted:
+    """
+    Boot the app of *settings*, from whatever warm state there is. The garbage collector is off afterwards.
+
+    Raises:
+        ConfigError, AppLoadError: the app cannot be loaded.
+        ColdBootRefusedError: the settings require warmth, and something was refused or nothing was there to use.
+    """
+    gc.disable()  # 3 to 27 % of an import; the caller freezes and enables it
+    with stopwatch.span("find warm state"):
+        state = find_state(settings, recorders)
+    tallies = {name: Tally() for name in state.sections}
+    with stopwatch.span("check records"):
+        _add_to_path(settings.app_dir)
+        valid = {name: split_valid(records, digest, tallies[name]) for name, records in state.sections.items()}
+        for name, malformed in state.malformed.items():
+            tallies[name].dropped.extend(malformed)
+    deadline = _deadline(settings)
+    for tally in tallies.values():
+        tally.set_deadline(deadline)
+    with stopwatch.span("early restores"):
+        recorders.observe()
+        recorders.restore_early(valid, tallies)
+    with stopwatch.span("import the app"):
+        app = load_app(settings.target, app_dir=Path(settings.app_dir), factory=settings.factory)
+        interface = settings.interface or detect_interface(app, settings.target)
+    with stopwatch.span("restores"):
+        recorders.restore(app, valid, tallies)
+    booted = Booted(app, interface, settings, recorders, state, tallies, valid, stopwatch)
+    if settings.require_warm:
+        _require_warm(booted.report())
+    return booted
+
+
+def _add_to_path(app_dir: str) -> None:
+    """Records of the app's own modules are checked against their files, so these must be found before the import."""
+    if app_dir not in sys.path:
+        sys.path.insert(0, app_dir)
+
+
+def _deadline(settings: BootSettings) -> float | None:
+    return time.monotonic() + settings.restore_timeout_s if settings.restore_timeout_s else None
+
+
+def _require_warm(report: BootReport) -> None:
+    if report.refusals:
+        reasons = "\n".join(f"  {refusal}" for refusal in report.refusals)
+        raise ColdBootRefusedError(f"--require-warm: this boot would not be warm\n{reasons}")
+    if report.used == 0:
+        found = " and ".join(report.sources) or "no profile was given and the warm-start cache has nothing for this app"
+        dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped_reasons.items())
+        raise ColdBootRefusedError(f"--require-warm: no record was used: {found} ({dropped or 'none offered'})")

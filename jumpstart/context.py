@@ -1,0 +1,71 @@
+"""
+The request that the current code runs for: how an app learns that it is being warmed, and how cold events find their request.
+
+The server (or a test) opens one `RequestContext` per request; recorders' hooks call `cold_event` from whatever thread or
+task the work happens in, since context variables follow both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+MAX_EVENTS = 1000  # per request; a first request of a large app imports a few hundred modules
+
+
+class RequestContext:
+    """
+    One request in flight.
+
+    Attributes:
+        warmup: it is a warm-up or shadow request: nobody reads its response.
+        events: cold events as ``(kind, what)``: ``("import", "decimal")``, ``("template", "cart.html")``.
+        imports: names of modules whose import began in it, in order; those that failed are not in `sys.modules` after.
+    """
+
+    __slots__ = ("events", "imports", "warmup")
+
+    def __init__(self, *, warmup: bool = False) -> None:
+        self.warmup = warmup
+        self.events: list[tuple[str, str]] = []
+        self.imports: list[str] = []
+
+
+_current: ContextVar[RequestContext | None] = ContextVar("jumpstart_request", default=None)
+
+
+def current() -> RequestContext | None:
+    """The request that this code runs for, or None outside one."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def request_context(context: RequestContext) -> Iterator[RequestContext]:
+    """Make *context* the current one for the block, and for the threads and tasks that copy its context."""
+    token = _current.set(context)
+    try:
+        yield context
+    finally:
+        _current.reset(token)
+
+
+def is_warmup() -> bool:
+    """
+    Whether the current code runs inside a warm-up or shadow request, whose response nobody reads.
+
+    False outside any request, and in a plain script or test without the server.
+    """
+    context = _current.get()
+    return context is not None and context.warmup
+
+
+def cold_event(kind: str, what: str) -> None:
+    """
+    Count work that a warm process would not have done against the current request.
+
+    Recorders call it from their hooks; outside a request it does nothing.
+    """
+    context = _current.get()
+    if context is not None and len(context.events) < MAX_EVENTS:
+        context.events.append((kind, what))

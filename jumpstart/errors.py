@@ -1,0 +1,43 @@
+"""
+Every error that Jumpstart raises on purpose, named by who can mend it.
+
+The command line maps the classes to exit codes (`EXIT_CODES` in `jumpstart_server/cli`); nothing else exits.
+"""
+
+from __future__ import annotations
+
+from jumpstart.records import Reason
+
+
+class JumpstartError(Exception):
+    """Root of all errors of this package."""
+
+
+class ConfigError(JumpstartError):
+    """A wrong option, key, value or file; the message names the place and what is allowed. For the operator."""
+
+
+class AddressInUseError(JumpstartError):
+    """Another process holds the address. For the operator."""
+
+
+class AppLoadError(JumpstartError):
+    """The app could not be imported, found, built or started. For the app's author."""
+
+
+class ColdBootRefusedError(JumpstartError):
+    """`--require-warm` was given and the boot would have been cold; the message says why."""
+
+
+class ProfileRefusedError(JumpstartError):
+    """
+    A whole profile (or warm-start cache) that may not be used.
+
+    Attributes:
+        reason: the code that logs, metrics and the boot report show.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail

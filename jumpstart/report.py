@@ -1,0 +1,169 @@
+"""
+The boot report: every stage as a span, every section with what was used and what was dropped and why.
+
+Spans count from the supervisor's start on the system-wide monotonic clock, so that those of different processes of one
+host line up. The report is data; the log line, the admin page and the metrics are made from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from jumpstart.records import Dropped, Reason, Record, Tally
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One stage of a boot.
+
+    Attributes:
+        start_s: seconds since the supervisor started.
+        duration_s: seconds.
+        detail: what a reader of the report wants to know beside the time.
+    """
+
+    name: str
+    process: str
+    start_s: float
+    duration_s: float
+    detail: str = ""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A file, section or part of one that was not used: where, why (an API), and the words for a person."""
+
+    where: str
+    reason: Reason
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+
+
+class SectionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What became of one recorder's records.
+
+    Attributes:
+        dropped: each record that was not used, with its reason.
+    """
+
+    recorder: str
+    offered: int
+    used: int
+    dropped: list[Dropped] = []
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        return dict(Counter(str(record.reason) for record in self.dropped))
+
+
+class WarmupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Warm-up requests of one worker; *coverage* is the share of recorded traffic whose routes they covered."""
+
+    sent: int = 0
+    ok: int = 0
+    skipped: int = 0
+    failures: list[str] = []
+    elapsed_s: float = 0.0
+    cold_events: int = 0
+    coverage: float | None = None
+
+
+class BootReport(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    How a process came up.
+
+    Attributes:
+        sources: where warm state came from: ``profile shop.jumpstart`` and ``warm-start cache``.
+        start_method: ``fork`` or ``spawn``, with *start_reasons* when it is spawn.
+    """
+
+    target: str
+    interface: str = ""
+    sources: list[str] = []
+    refusals: list[Refusal] = []
+    sections: list[SectionReport] = []
+    spans: list[Span] = []
+    start_method: str = ""
+    start_reasons: list[str] = []
+    warmup: WarmupReport | None = None
+    recorders_off: dict[str, str] = {}
+
+    @property
+    def offered(self) -> int:
+        return sum(section.offered for section in self.sections)
+
+    @property
+    def used(self) -> int:
+        return sum(section.used for section in self.sections)
+
+    @property
+    def dropped_reasons(self) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for section in self.sections:
+            total.update(section.reasons)
+        return dict(total)
+
+    def summary(self) -> str:
+        """The records part of the line that the server prints at start."""
+        coverage = self.warmup.coverage if self.warmup is not None else None
+        parts = [
+            "warm coverage " + ("unknown (nothing recorded yet)" if coverage is None else f"{coverage:.0%}"),
+            f"records {self.used} used",
+        ]
+        if self.dropped_reasons:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped_reasons.items()))
+            parts[-1] += f", {sum(self.dropped_reasons.values())} dropped ({reasons})"
+        if self.warmup is not None and self.warmup.sent:
+            parts.append(f"warm-up {self.warmup.ok}/{self.warmup.sent} requests")
+        if not self.sources:
+            parts.append("cold")
+        return " · ".join(parts)
+
+
+def section_report(recorder: str, records: list[Record], tally: Tally) -> SectionReport:
+    """Close a section's books; records that nobody reported are `NOT_APPLICABLE`."""
+    reported = {dropped.key for dropped in tally.dropped} | tally.used_keys
+    silent = [Dropped(record.key, Reason.NOT_APPLICABLE) for record in records if record.key not in reported]
+    used = len(tally.used_keys - {dropped.key for dropped in tally.dropped})
+    return SectionReport(recorder=recorder, offered=len(records), used=used, dropped=[*tally.dropped, *silent])
+
+
+class Stopwatch:
+    """Collects the spans of one process."""
+
+    def __init__(self, process: str, started: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.process = process
+        self.started = started
+        self.spans: list[Span] = []
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def span(self, name: str, detail: str = "") -> Iterator[None]:
+        """Time the block; it is recorded also when it raises."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self.add(name, begin, self._clock(), detail)
+
+    def add(self, name: str, begin: float, end: float, detail: str = "") -> None:
+        self.spans.append(
+            Span(
+                name=name,
+                process=self.process,
+                start_s=round(begin - self.started, 6),
+                duration_s=round(end - begin, 6),
+                detail=detail,
+            )
+        )
+
+    def since_start(self) -> float:
+        """Seconds since the supervisor started."""
+        return self._clock() - self.started

@@ -1,0 +1,171 @@
+"""
+Addresses: from ``host:port``, ``[::1]:8000``, ``unix:/path`` and ``fd://3`` to sockets that are bound only.
+
+A socket that is bound and does not listen refuses connections, which is what a server that is not ready should do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from jumpstart.errors import AddressInUseError, ConfigError
+from jumpstart_server.settings import TenantSettings
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+SUN_PATH_LIMIT = 100  # bytes; sockaddr_un holds 108 on Linux, 104 on BSD and macOS
+
+
+@dataclass(frozen=True)
+class Address:
+    """
+    One place to serve on: exactly one of *host* (with *port*), *path* or *fd* is set.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    fd: int = -1
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        if self.fd >= 0:
+            return f"fd://{self.fd}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
+    """
+    Parse one ``--bind``.
+
+    Raises:
+        ConfigError: it is none of the forms; the message lists them.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if path:
+            return Address(path=path)
+    elif text.startswith("fd://"):
+        if text[5:].isdecimal():
+            return Address(fd=int(text[5:]))
+    else:
+        host, port = text, str(default_port)
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            port = rest[1:] if rest.startswith(":") else (port if bracket and not rest else "")
+        elif text.count(":") == 1:
+            host, _, port = text.partition(":")
+        if port.isdecimal() and int(port) <= 65535 and "/" not in host:
+            return Address(host=host or "0.0.0.0", port=int(port))
+    raise ConfigError(f"--bind {text}: write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER")
+
+
+def addresses_of(tenant: TenantSettings) -> list[Address]:
+    """The addresses that the settings ask for; 127.0.0.1:8000 when they name none."""
+    if tenant.bind:
+        return [parse_address(text) for text in tenant.bind]
+    if tenant.uds:
+        return [Address(path=tenant.uds)]
+    if tenant.fd is not None:
+        return [Address(fd=tenant.fd)]
+    port = DEFAULT_PORT if tenant.port is None else tenant.port
+    return [Address(host=tenant.host or DEFAULT_HOST, port=port)]
+
+
+def bind(address: Address) -> socket.socket:
+    """
+    Return a bound, inheritable, non-blocking socket that does not listen yet.
+
+    Raises:
+        AddressInUseError: another process has the address.
+        ConfigError: it cannot be bound for another reason.
+    """
+    try:
+        if address.fd >= 0:
+            bound = socket.socket(fileno=os.dup(address.fd))
+            if bound.type != socket.SOCK_STREAM:
+                bound.close()
+                raise ConfigError(f"--bind {address}: not a stream socket")
+        elif address.path:
+            bound = _bind_path(address)
+        else:
+            bound = _bind_internet(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(f"{address} is in use by another process") from None
+        raise ConfigError(f"--bind {address}: {error.strerror or error}") from None
+    bound.setblocking(False)
+    bound.set_inheritable(True)
+    return bound
+
+
+def _bind_internet(address: Address) -> socket.socket:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, name = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and address.host == "::":
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(name)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _bind_path(address: Address) -> socket.socket:
+    path = Path(address.path)
+    if len(os.fsencode(address.path)) > SUN_PATH_LIMIT:
+        raise ConfigError(
+            f"--bind {address}: the path is longer than {SUN_PATH_LIMIT} bytes, which sockets do not take"
+        )
+    remove_dead_socket(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(address.path)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def remove_dead_socket(path: Path) -> None:
+    """
+    Unlink a socket file that nobody serves any more; a live one or anything else that lies there is left alone.
+
+    Raises:
+        AddressInUseError: somebody serves on it.
+        ConfigError: something that is not a socket lies there.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"unix:{path}: something that is not a socket lies there; remove it or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise AddressInUseError(f"unix:{path} is in use by another process")
+
+
+def describe(bound: socket.socket, *, tls: bool = False) -> str:
+    """The URL of a bound socket, with the real port."""
+    scheme = "https" if tls else "http"
+    name = bound.getsockname()
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{name if isinstance(name, str) else os.fsdecode(name)}"
+    return f"{scheme}://{Address(host=name[0], port=name[1])}"

@@ -1,0 +1,89 @@
+"""
+The ``jumpstart`` command. Only this package prints and exits.
+
+Options that are settings are made from their declarations in `settings.py`; each command takes the sections it needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from jumpstart._version import __version__
+from jumpstart.errors import JumpstartError
+from jumpstart_server.config import environment, load_settings
+from jumpstart_server.exits import ExitCode, exit_code
+from jumpstart_server.settings import Option, Settings, declared_options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def settings_options(*sections: str, but: Iterable[str] = ()) -> Callable[[F], F]:
+    """Add the options of *sections* to a command, except the keys in *but*, and ``-c`` and ``--tenant``."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(declared_options()):
+            if option.section in sections and option.flags and option.key not in but:
+                command = _click_option(option)(command)
+        command = click.option("--tenant", metavar="NAME", help="Which tenant of the file.")(command)
+        return click.option("-c", "--config", "config_file", metavar="FILE", help="jumpstart.toml by default.")(command)
+
+    return decorate
+
+
+def _click_option(option: Option) -> Callable[[F], F]:
+    parameter = f"{option.section}__{option.key}"
+    unit = f" ({option.unit})" if option.unit else ""
+    default = "" if option.default in ("", (), None) or option.is_flag else f" [default: {_shown(option.default)}]"
+    choices = f" One of {', '.join(option.choices)}." if option.choices else ""
+    text = f"{option.help}{choices}{unit}{default}"
+    if option.is_flag:
+        long = option.flags[0]
+        names = f"{long}/--no-{long[2:]}"
+        return click.option(
+            names, parameter, default=None, help=text + f" [default: {'on' if option.default else 'off'}]"
+        )
+    # Values stay text here: one place converts and complains, wherever they come from.
+    return click.option(*option.flags, parameter, default=None, multiple=option.many, metavar="VALUE", help=text)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def settings_of(target: str | None, config_file: str | None, tenant: str | None, given: dict[str, Any]) -> Settings:
+    """Settings from what click parsed; *given* is parameter (``section__key``) → value."""
+    command_line = {name.replace("__", ".", 1): value for name, value in given.items()}
+    if target is not None:
+        command_line["app.target"] = target
+        if tenant is None:
+            command_line["tenant.target"] = target
+    settings = load_settings(command_line, environment(), config_file=config_file, tenant=tenant)
+    if not settings.target:
+        raise click.UsageError("which app? Give TARGET as module:attribute, or [app] target in jumpstart.toml")
+    return settings
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="jumpstart")
+def cli() -> None:
+    """An application server for Python (WSGI and ASGI) that boots warm."""
+
+
+def main() -> None:
+    """Run the command line and exit with the codes of the README."""
+    from jumpstart_server.cli import build, keys, profile, serve, status, warm  # noqa: F401  # each adds its command
+
+    try:
+        sys.exit(cli.main(standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)  # the shell's code for an end by Ctrl-C
+    except JumpstartError as error:
+        click.echo(f"jumpstart: {error}", err=True)
+        sys.exit(exit_code(error))

@@ -1,0 +1,43 @@
+"""``jumpstart build``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jumpstart.errors import ConfigError
+from jumpstart_server.cli import cli, settings_of, settings_options
+from jumpstart_server.logs import set_up_logging
+
+
+@cli.command()
+@click.argument("target", required=False)
+@click.option("--requests", metavar="FILE", help="TOML file of requests to learn from; run once.")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")
+@settings_options("app", "tenant", "profile", "server", but=("bind", "host", "port", "uds", "fd", "profile", "admin"))
+def build(
+    target: str | None, requests: str | None, output: str, config_file: str | None, tenant: str | None, **given: Any
+) -> int:
+    """Produce a profile off line: boot TARGET cold, run requests, and write what that taught it to a signed file."""
+    from jumpstart.profile import write_file
+    from jumpstart_server import profiles
+    from jumpstart_warmup.corpus import read_requests
+
+    settings = settings_of(target, config_file, tenant, given)
+    set_up_logging(settings.server.log_level)
+    if requests is not None:
+        read_requests(Path(requests))  # complain before the app is booted
+    path = Path(output)
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"-o {output}: no such folder")
+    built = profiles.build(settings, str(Path(requests).absolute()) if requests else "")
+    for failure in built.failures:
+        click.echo(f"request failed: {failure}", err=True)
+    write_file(path, built.data)
+    counts = ", ".join(f"{len(section.records)} {name}" for name, section in sorted(built.sections.items()))
+    click.echo(f"{path}: {len(built.data):,} bytes; {built.requests} requests; records: {counts or 'none'}")
+    if requests is None:
+        click.echo("without --requests it holds only what the import taught; see jumpstart build --help", err=True)
+    return 0

@@ -1,0 +1,81 @@
+"""``jumpstart status``: what runs, how warm, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from jumpstart_server.cli import cli
+from jumpstart_server.cli.client import AdminClient
+from jumpstart_server.config import environment, paths_of_host
+
+ROUTES_SHOWN = 20
+
+
+@cli.command()
+@click.option("--admin", metavar="ADDRESS", help="Admin address; by default the one server of this user.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("--boot", "boot", is_flag=True, help="The boot report with its spans instead.")
+def status(admin: str | None, as_json: bool, boot: bool) -> int:
+    """Tell what runs, how warm, and why not."""
+    client = AdminClient.find(admin, paths_of_host(environment()))
+    document = client.get("/boot" if boot else "/status")
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    else:
+        for line in describe_boot(document) if boot else describe_status(document):
+            click.echo(line)
+    return 0
+
+
+def describe_status(document: dict[str, Any]) -> Iterator[str]:
+    """The page as lines for a person."""
+    addresses = ", ".join(document["addresses"])
+    yield f"{document['target']} (tenant {document['tenant']}) pid {document['pid']} at {addresses}"
+    if document["ready"]:
+        yield f"ready in {document['ready_after_s']:.2f} s, up {document['uptime_s']:.0f} s · {document['boot']}"
+    else:
+        yield f"not ready: {document['waiting_for'] or 'stopping'}"
+    yield from _refusals(document)
+    method = document["start_method"]
+    reasons = f" because {'; '.join(document['start_reasons'])}" if document["start_reasons"] else ""
+    yield f"workers by {method or '…'}{reasons}, generation {document['generation']}, replaced {document['restarts']}"
+    for worker in document["workers"]:
+        yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, threads {worker['threads']}"
+    coverage = document["warm_coverage"]
+    shown = "no requests yet" if coverage is None else f"warm coverage {coverage:.1%}"
+    yield f"requests {document['requests']}, cold events {document['cold_events']}, {shown}"
+    routes = sorted(document["routes"].items(), key=lambda item: -item[1]["requests"])
+    for route, stats in routes[:ROUTES_SHOWN]:
+        mean_ms = 1000 * stats["latency_sum_s"] / max(1, stats["requests"])
+        yield f"  {stats['requests']:>8} × {route}, mean {mean_ms:.1f} ms, cold requests {stats['cold_requests']}"
+        for name in stats["cold_names"][:5]:
+            yield f"{'':>12}cold: {name}"
+    if len(routes) > ROUTES_SHOWN:
+        yield f"  … and {len(routes) - ROUTES_SHOWN} more routes (--json shows all)"
+
+
+def describe_boot(document: dict[str, Any]) -> Iterator[str]:
+    """The boot report as lines for a person."""
+    ready = document["ready_after_s"]
+    yield f"{document['target']}: " + (f"ready in {ready:.3f} s" if ready is not None else "not ready yet")
+    for span in document["spans"]:
+        detail = f" ({span['detail']})" if span["detail"] else ""
+        yield f"  {span['start_s']:7.3f} s  +{span['duration_s']:7.3f} s  {span['process']}: {span['name']}{detail}"
+    for section in document.get("sections", ()):
+        reasons: dict[str, int] = {}
+        for record in section["dropped"]:
+            reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
+        dropped = "".join(f", {count} {reason}" for reason, count in sorted(reasons.items()))
+        yield f"  {section['recorder']}: {section['used']} of {section['offered']} records used{dropped}"
+        for record in section["dropped"][:5]:
+            yield f"      {record['key']}: {record['reason']} {record['detail']}".rstrip()
+    yield from _refusals(document)
+
+
+def _refusals(document: dict[str, Any]) -> Iterator[str]:
+    for refusal in document["refusals"]:
+        yield f"not used: {refusal['where']}: {refusal['reason']} ({refusal['detail']})"

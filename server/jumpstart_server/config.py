@@ -1,0 +1,231 @@
+"""
+The one place that reads the environment and configuration files, and turns them into frozen `Settings`.
+
+Precedence: command line, `JUMPSTART_*` environment, `jumpstart.toml` (or ``[tool.jumpstart]`` in `pyproject.toml`),
+defaults. A value that is unknown or out of range is a `ConfigError` that names where it stands and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jumpstart.errors import ConfigError
+from jumpstart.paths import HostPaths, host_paths
+from jumpstart_server.settings import SECTIONS, Option, Settings, annotated_type, declared_options
+
+DEFAULT_FILES = ("jumpstart.toml", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class _Value:
+    raw: Any
+    place: str  # for the message: "--workers", "JUMPSTART_WORKERS", "jumpstart.toml: [tenants.web] workers"
+    textual: bool  # from the command line or the environment, where everything is text
+
+
+def environment() -> dict[str, str]:
+    """A copy of the process environment; the only read of it."""
+    return dict(os.environ)
+
+
+def paths_of_host(environ: Mapping[str, str]) -> HostPaths:
+    """The folders of this host's state, for commands that need no other settings."""
+    return host_paths(environ, Path.home())
+
+
+def load_settings(
+    command_line: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    config_file: str | None = None,
+    tenant: str | None = None,
+    cwd: Path | None = None,
+) -> Settings:
+    """
+    Merge all sources into settings.
+
+    Args:
+        command_line: option key (``tenant.workers``) → value, for what was given.
+        environ: the environment variables.
+        config_file: ``-c``; by default jumpstart.toml or pyproject.toml of *cwd*, where there is one.
+        tenant: which tenant of the file; not needed when it has one.
+        cwd: the current folder.
+
+    Raises:
+        ConfigError: a file, key, value or combination is wrong.
+    """
+    cwd = cwd or Path.cwd()
+    document, file = _read_file(config_file, cwd)
+    tenant_name, tables = _tables(document, file, tenant)
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for option in declared_options():
+        value = _lookup(option, command_line, environ, tables, file, tenant_name)
+        if value is not None:
+            values[option.section][option.key] = _convert(option, value, file, cwd)
+            if value.place == "PORT":
+                _apply_platform_port(values["tenant"])
+    if not values["app"].get("app_dir"):
+        values["app"]["app_dir"] = str(cwd)
+    hosts = host_paths(environ, Path.home())
+    settings = Settings(
+        app=SECTIONS["app"](**values["app"]),  # type: ignore[arg-type]  # the table of sections forgets the types
+        tenant=SECTIONS["tenant"](**values["tenant"]),  # type: ignore[arg-type]
+        profile=SECTIONS["profile"](**values["profile"]),  # type: ignore[arg-type]
+        server=SECTIONS["server"](**values["server"]),  # type: ignore[arg-type]
+        tenant_name=tenant_name,
+        home_cache=str(hosts.cache),
+        home_state=str(hosts.state),
+        home_config=str(hosts.config),
+    )
+    _check(settings)
+    return settings
+
+
+def _read_file(config_file: str | None, cwd: Path) -> tuple[dict[str, Any], Path | None]:
+    candidates = [cwd / config_file] if config_file else [cwd / name for name in DEFAULT_FILES]
+    for path in candidates:
+        try:
+            text = path.read_text("utf-8")
+        except FileNotFoundError:
+            if config_file:
+                raise ConfigError(f"-c {config_file}: no such file") from None
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            if path.name == "pyproject.toml" and not config_file:
+                continue  # another tool's file; not ours to complain about
+            raise ConfigError(f"{path}: not TOML: {error}") from None
+        if path.name == "pyproject.toml":
+            document = document.get("tool", {}).get("jumpstart")
+            if document is None:
+                if config_file:
+                    raise ConfigError(f"{path}: has no [tool.jumpstart]")
+                continue
+        return document, path
+    return {}, None
+
+
+def _tables(document: dict[str, Any], file: Path | None, tenant: str | None) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Pick the tenant and return section → table; unknown tables and keys are errors."""
+    tenants = document.get("tenants", {})
+    if not isinstance(tenants, dict) or not all(isinstance(table, dict) for table in tenants.values()):
+        raise ConfigError(f"{file}: tenants: write tables, one per tenant: [tenants.web]")
+    if tenant is None:
+        if len(tenants) > 1:
+            raise ConfigError(f"{file}: has {len(tenants)} tenants ({', '.join(tenants)}); name one with --tenant")
+        tenant = next(iter(tenants), "web")
+    elif tenant not in tenants and (tenants or file):
+        raise ConfigError(f"--tenant {tenant}: {file} has {', '.join(tenants) or 'no tenants'}")
+    tables = {"tenant": tenants.get(tenant, {})}
+    for name, table in document.items():
+        if name == "tenants":
+            continue
+        if name not in SECTIONS or name == "tenant":
+            known = [section for section in SECTIONS if section != "tenant"]
+            raise ConfigError(f"{file}: unknown table or key {name!r}; allowed are {', '.join([*known, 'tenants'])}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{file}: {name} must be a table: [{name}]")
+        tables[name] = table
+    for section, table in tables.items():
+        allowed = [option.key for option in declared_options() if option.section == section]
+        for key in table:
+            if key not in allowed:
+                close = difflib.get_close_matches(key, allowed, 1)
+                hint = f"; did you mean {close[0]!r}?" if close else f"; allowed are {', '.join(allowed)}"
+                raise ConfigError(f"{file}: {_place(section, tenant)} has no key {key!r}{hint}")
+    return tenant, tables
+
+
+def _place(section: str, tenant: str) -> str:
+    return f"[tenants.{tenant}]" if section == "tenant" else f"[{section}]"
+
+
+def _lookup(
+    option: Option,
+    command_line: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tables: Mapping[str, Mapping[str, Any]],
+    file: Path | None,
+    tenant: str,
+) -> _Value | None:
+    given = command_line.get(f"{option.section}.{option.key}")
+    if given is not None and given != ():
+        return _Value(given, option.flags[0] if option.flags else "TARGET", True)
+    if option.env in environ:
+        return _Value(_from_environment(option, environ[option.env]), option.env, True)
+    table = tables.get(option.section, {})
+    if option.key in table:
+        return _Value(table[option.key], f"{file}: {_place(option.section, tenant)} {option.key}", False)
+    for name in option.other_env:
+        if environ.get(name):
+            return _Value(_from_environment(option, environ[name]), name, True)
+    return None
+
+
+def _apply_platform_port(tenant: dict[str, Any]) -> None:
+    """``$PORT`` is how platforms say where to listen: on all addresses (as gunicorn), unless an address is given."""
+    if tenant.keys() & {"bind", "uds", "fd"}:
+        del tenant["port"]
+    else:
+        tenant.setdefault("host", "0.0.0.0")
+
+
+def _from_environment(option: Option, text: str) -> Any:
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if option.many else text
+
+
+def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any:
+    raw = value.raw
+    if option.many and isinstance(raw, str):
+        raw = [raw]  # bind = "127.0.0.1:8000" reads better than a list of one
+    if option.key == "target" and not value.textual and raw == "":
+        raise ConfigError(f"{value.place}: empty")
+    try:
+        converted = msgspec.convert(raw, annotated_type(option), strict=not value.textual)
+    except msgspec.ValidationError as error:
+        unit = f" ({option.unit})" if option.unit else ""
+        choices = f"; one of {', '.join(option.choices)}" if option.choices else ""
+        raise ConfigError(f"{value.place}: {raw!r} is not allowed{unit}: {error}{choices}") from None
+    if option.path and converted:
+        base = cwd if value.textual or file is None else file.parent
+        return str((base / Path(converted).expanduser()).absolute())
+    return converted
+
+
+def _check(settings: Settings) -> None:
+    tenant = settings.tenant
+    ways = [
+        name
+        for name, given in (
+            ("--bind", bool(tenant.bind)),
+            ("--host/--port", bool(tenant.host) or tenant.port is not None),
+            ("--uds", bool(tenant.uds)),
+            ("--fd", tenant.fd is not None),
+        )
+        if given
+    ]
+    if len(ways) > 1:
+        raise ConfigError(f"{' and '.join(ways)} say the address twice; keep one")
+    if tenant.ssl_keyfile and not tenant.ssl_certfile:
+        raise ConfigError("--ssl-keyfile is given without --ssl-certfile")
+    for flag, path in (
+        ("--ssl-certfile", tenant.ssl_certfile),
+        ("--ssl-keyfile", tenant.ssl_keyfile),
+        ("--warmup", tenant.warmup),
+    ):
+        if path and not Path(path).is_file():
+            raise ConfigError(f"{flag} {path}: no such file")
+    for pattern in settings.profile.lru_cache:
+        if ":" not in pattern:
+            raise ConfigError(f"--lru-cache {pattern}: write MODULE:NAME, wildcards allowed: shop.catalog:*")

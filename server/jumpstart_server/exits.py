@@ -1,0 +1,39 @@
+"""Exit codes of the command, and which error leads to which."""
+
+from __future__ import annotations
+
+import enum
+
+from jumpstart.errors import (
+    AddressInUseError,
+    AppLoadError,
+    ColdBootRefusedError,
+    ConfigError,
+    JumpstartError,
+    ProfileRefusedError,
+)
+
+
+class ExitCode(enum.IntEnum):
+    """As the README lists them."""
+
+    CLEAN = 0
+    INTERNAL = 1
+    USAGE = 2
+    APP = 3  # the app failed to boot
+    COLD = 4  # --require-warm
+    ADDRESS_IN_USE = 5
+
+
+_BY_ERROR: tuple[tuple[type[JumpstartError], ExitCode], ...] = (
+    (ConfigError, ExitCode.USAGE),
+    (AppLoadError, ExitCode.APP),
+    (ColdBootRefusedError, ExitCode.COLD),
+    (AddressInUseError, ExitCode.ADDRESS_IN_USE),
+    (ProfileRefusedError, ExitCode.INTERNAL),
+)
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code for an error that ends the command."""
+    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), ExitCode.INTERNAL)

@@ -1,0 +1,145 @@
+"""
+What the workers learnt, merged, for the host's warm-start cache and for profiles.
+
+The supervisor is the one writer. It handles records as opaque data: nothing of the app is imported or unpickled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jumpstart.boot import BootSettings
+from jumpstart.errors import ProfileRefusedError
+from jumpstart.profile import AppInfo, encode_section
+from jumpstart.records import Reason, Record, merge
+from jumpstart.report import BootReport, Refusal
+from jumpstart.runtime import runtime_key
+from jumpstart.warmstart import StoredSection, StoredState, WarmStartCache
+from jumpstart_server.messages import Section
+
+logger = logging.getLogger(__name__)
+
+# A record dropped for one of these will not come to life again by itself; for the others (a deadline, a recorder that
+# was switched off, a module that this worker had no use for) it may.
+DEAD = frozenset({Reason.STALE, Reason.GONE, Reason.MALFORMED, Reason.FAILED, Reason.NO_EFFECT})
+
+Identity = tuple[int, int, int]
+"""Generation, slot and pid of a worker."""
+
+
+def merge_sections(
+    base: Mapping[str, Section], learnt: Iterable[Mapping[str, Section]], dead: Mapping[str, set[str]]
+) -> dict[str, Section]:
+    """
+    Merge what was known at the start with what each worker knows now. Pure.
+
+    A record that this boot found *dead* is left out of the base; a worker that learnt it anew brings it back. Sections
+    of different versions are not mixed: the workers' version wins.
+    """
+    merged: dict[str, Section] = {}
+    for name, section in base.items():
+        gone = dead.get(name, set())
+        records = [record for record in section.records if record.key not in gone]
+        merged[name] = Section(section.version, section.encoding, records)
+    for sections in learnt:
+        for name, section in sections.items():
+            known = merged.get(name)
+            if known is None or (known.version, known.encoding) != (section.version, section.encoding):
+                merged[name] = section
+            else:
+                merged[name] = Section(section.version, section.encoding, merge(known.records, section.records))
+    return {name: section for name, section in merged.items() if section.records}
+
+
+class Learning:
+    """The books of one supervisor. `save` may be called from any task; the others from the event loop only."""
+
+    def __init__(self, settings: BootSettings) -> None:
+        self._settings = settings
+        self._cache = WarmStartCache(Path(settings.warm_start)) if settings.warm_start else None
+        self._base: dict[str, Section] | None = None
+        self._learnt: dict[Identity, dict[str, Section]] = {}
+        self._dead: dict[str, set[str]] = {}
+        self._dirty = False
+        self._complained: set[Reason] = set()
+        self._saving = asyncio.Lock()
+        self._loading = threading.Lock()
+
+    def learnt(self, worker: Identity, sections: dict[str, Section]) -> None:
+        """Note everything that *worker* knows now; it replaces what it knew before."""
+        self._learnt[worker] = sections
+        self._dirty = True
+
+    def dropped(self, report: BootReport) -> None:
+        """Note which records a boot could not use, so that they are not kept for ever."""
+        for section in report.sections:
+            dead = {record.key for record in section.dropped if record.reason in DEAD}
+            if dead:
+                self._dead.setdefault(section.recorder, set()).update(dead)
+                self._dirty = True
+
+    def merged(self, more: Iterable[Mapping[str, Section]] = ()) -> dict[str, Section]:
+        """All that is known, with *more* captured just now. Reads the cache the first time."""
+        return merge_sections(self._loaded_base(), [*self._learnt.values(), *more], self._dead)
+
+    async def save(self) -> None:
+        """Write the warm-start cache if there is something new. A cache that cannot be written costs one line."""
+        if self._cache is None:
+            return
+        async with self._saving:
+            if not self._dirty:
+                return
+            self._dirty = False
+            learnt, dead = dict(self._learnt), {name: set(keys) for name, keys in self._dead.items()}
+            await asyncio.to_thread(self._save, learnt, dead)
+
+    def _save(self, learnt: dict[Identity, dict[str, Section]], dead: dict[str, set[str]]) -> None:
+        assert self._cache is not None
+        sections = merge_sections(self._loaded_base(), learnt.values(), dead)
+        stored = {}
+        for name, section in sections.items():
+            encoded = encode_section(name, section.version, section.encoding, section.records)
+            stored[name] = StoredSection(section.version, section.encoding, encoded.data)
+        state = StoredState(
+            runtime=runtime_key(),
+            app=AppInfo(target=self._settings.target),
+            saved=datetime.now(UTC),
+            sections=stored,
+        )
+        try:
+            for refusal in self._cache.save(self._settings.state_key, state):
+                self._complain(refusal)
+        except ProfileRefusedError as error:
+            self._complain(Refusal("warm-start cache", error.reason, error.detail))
+
+    def _loaded_base(self) -> dict[str, Section]:
+        with self._loading:
+            if self._base is None:
+                self._base = self._load_base()
+            return self._base
+
+    def _load_base(self) -> dict[str, Section]:
+        if self._cache is None:
+            return {}
+        try:
+            stored = self._cache.load(self._settings.state_key)
+        except ProfileRefusedError:
+            return {}  # the mold's boot report has said so
+        base = {}
+        for name, section in stored.sections.items() if stored is not None else ():
+            try:
+                records: list[Record] = stored.records(name)[0] if stored is not None else []
+            except ProfileRefusedError:
+                continue
+            base[name] = Section(section.version, section.encoding, records)
+        return base
+
+    def _complain(self, refusal: Refusal) -> None:
+        if refusal.reason not in self._complained:  # once: the next attempt comes in seconds
+            self._complained.add(refusal.reason)
+            logger.warning("not kept for the next start: %s", refusal)

@@ -1,0 +1,261 @@
+"""
+What the processes say to each other: small named messages, length-prefixed MessagePack over a Unix socket pair.
+
+The supervisor holds one pair with each mold and one with each worker. A new worker's end travels to the mold as a file
+descriptor beside `Fork`, so that no sibling ever holds it, and its closing tells both sides of the other's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+
+import msgspec
+
+from jumpstart.profile import Encoding
+from jumpstart.records import Record
+from jumpstart.report import BootReport
+from jumpstart_server.settings import Settings
+from jumpstart_warmup.observe import ObserverSnapshot
+
+LENGTH = struct.Struct(">I")
+MAX_MESSAGE = 1 << 30  # bytes; a captured bytecode section of a large app is some 50 MB
+
+
+class Section(msgspec.Struct, frozen=True):
+    """One recorder's captured records on their way to the supervisor."""
+
+    version: int
+    encoding: Encoding
+    records: list[Record]
+
+
+# supervisor → mold or spawned worker
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """
+    First message to a process.
+
+    Attributes:
+        role: ``mold`` forks workers; ``worker`` boots the app and serves by itself; ``builder`` captures a profile.
+        started: the supervisor's start on the monotonic clock, in seconds.
+        listeners: numbers of the inherited listening sockets.
+        requests: for a builder: the file of requests.
+    """
+
+    role: str
+    settings: Settings
+    started: float
+    generation: int = 0
+    slot: int = 0
+    supervisor_pid: int = 0
+    listeners: list[int] = []
+    requests: str = ""
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker for *slot*; its end of the control pair comes along."""
+
+    slot: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the mold; its workers are not concerned."""
+
+
+# mold → supervisor
+
+
+class MoldReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The mold is warm. With ``report.start_method == "spawn"`` it ends by itself, and workers must be spawned."""
+
+    report: BootReport
+
+
+class BootFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A process will not come up; *text* tells the operator why, with the app's traceback."""
+
+    exit_code: int
+    text: str
+
+
+# supervisor → worker
+
+
+class Accept(msgspec.Struct, frozen=True, tag=True):
+    """The sockets listen: start accepting."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Finish the requests in flight and exit."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Answer with `Stats`, or with `Captured` when *capture* is set."""
+
+    number: int
+    capture: bool = False
+
+
+# worker → supervisor
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A worker exists; it is booting."""
+
+    pid: int
+
+
+class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A worker is warm and may accept."""
+
+    report: BootReport
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Request statistics of a worker since its start; *number* 0 when nobody asked."""
+
+    number: int
+    observed: ObserverSnapshot
+    threads: int = 0
+    busy: int = 0
+
+
+class Learnt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Everything that a worker knows and a next boot would want; replaces what it sent before."""
+
+    sections: dict[str, Section]
+
+
+class Captured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answer to `Ask(capture=True)`, and a builder's result."""
+
+    number: int
+    sections: dict[str, Section]
+    observed: ObserverSnapshot
+    failures: list[str] = []
+
+
+Message = (
+    Start
+    | Fork
+    | Stop
+    | MoldReady
+    | BootFailed
+    | Accept
+    | Drain
+    | Ask
+    | Hello
+    | WorkerReady
+    | Stats
+    | Learnt
+    | Captured
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+class ChannelClosedError(ConnectionError):
+    """The process at the other end is gone."""
+
+
+class BlockingChannel:
+    """One end of a control pair, for a process without an event loop. One thread only."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def send(self, message: Message) -> None:
+        """
+        Raises:
+            ChannelClosedError: the other end is gone.
+        """
+        try:
+            self.sock.sendall(encode(message))
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def receive(self) -> Message:
+        """
+        Wait for the next message.
+
+        Raises:
+            ChannelClosedError: the other end is gone.
+        """
+        size = self._need(LENGTH.size)
+        (length,) = LENGTH.unpack(bytes(self._buffer[:size]))
+        if length > MAX_MESSAGE:
+            raise ChannelClosedError(f"a message of {length} bytes")
+        total = self._need(size + length)
+        body = bytes(self._buffer[size:total])
+        del self._buffer[:total]
+        return _decoder.decode(body)
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the message just received."""
+        return self._descriptors.popleft()
+
+    def _need(self, count: int) -> int:
+        while len(self._buffer) < count:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self.sock, 65536, 8)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            self._descriptors.extend(descriptors)
+            if not data:
+                raise ChannelClosedError("closed")
+            self._buffer += data
+        return count
+
+
+class Channel:
+    """One end of a control pair in an event loop. Sending never waits; receiving is for one task."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> Channel:
+        sock.setblocking(False)
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        return cls(reader, writer)
+
+    def send(self, message: Message) -> None:
+        """Queue a message; when the other end is gone it is dropped, and `receive` says so."""
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def flush(self) -> None:
+        """Wait until what was sent is in the kernel."""
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            pass  # receive() reports the other end's death
+
+    async def receive(self) -> Message:
+        """
+        Raises:
+            ChannelClosedError: the other end is gone.
+        """
+        try:
+            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            if length > MAX_MESSAGE:
+                raise ChannelClosedError(f"a message of {length} bytes")
+            return _decoder.decode(await self._reader.readexactly(length))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def close(self) -> None:
+        self._writer.close()

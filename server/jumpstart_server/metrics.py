@@ -1,0 +1,111 @@
+"""Prometheus text exposition (format 0.0.4) of what the supervisor knows. Pure: values in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+from jumpstart.report import BootReport
+from jumpstart_warmup.observe import BUCKETS_S, ObserverSnapshot, warm_coverage
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class _Page:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def family(self, name: str, kind: str, help_text: str) -> None:
+        self.lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+
+    def sample(self, name: str, value: float, **labels: str) -> None:
+        text = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
+        self.lines.append(f"{name}{{{text}}} {value:g}" if text else f"{name} {value:g}")
+
+
+def render(
+    *,
+    tenant: str,
+    observed: ObserverSnapshot,
+    boot: BootReport | None,
+    workers: Mapping[str, int],
+    ready_after_s: float | None,
+    restarts: int,
+    threads: int,
+    busy: int,
+    refusals: Iterable[str],
+) -> str:
+    """
+    Render one page.
+
+    Args:
+        workers: state → how many workers are in it.
+        refusals: reason codes of files and sections that this boot did not use.
+    """
+    page = _Page()
+    page.family("jumpstart_workers", "gauge", "Worker processes by state.")
+    for state, count in workers.items():
+        page.sample("jumpstart_workers", count, tenant=tenant, state=state)
+    page.family("jumpstart_worker_restarts_total", "counter", "Workers that were replaced after they died.")
+    page.sample("jumpstart_worker_restarts_total", restarts, tenant=tenant)
+    page.family("jumpstart_pool_threads", "gauge", "Threads of the WSGI pools.")
+    page.sample("jumpstart_pool_threads", threads, tenant=tenant)
+    page.family("jumpstart_pool_threads_busy", "gauge", "Threads of the WSGI pools that run a handler.")
+    page.sample("jumpstart_pool_threads_busy", busy, tenant=tenant)
+    if ready_after_s is not None:
+        page.family("jumpstart_ready_seconds", "gauge", "Time from start to the first ready worker.")
+        page.sample("jumpstart_ready_seconds", ready_after_s, tenant=tenant)
+    _boot(page, tenant, boot, refusals)
+    _traffic(page, tenant, observed)
+    return "\n".join(page.lines) + "\n"
+
+
+def _boot(page: _Page, tenant: str, boot: BootReport | None, refusals: Iterable[str]) -> None:
+    page.family("jumpstart_boot_refusals", "gauge", "Files and sections that this boot did not use, by reason.")
+    counts: dict[str, int] = {}
+    for reason in refusals:
+        counts[reason] = counts.get(reason, 0) + 1
+    for reason, count in sorted(counts.items()):
+        page.sample("jumpstart_boot_refusals", count, tenant=tenant, reason=reason)
+    if boot is None:
+        return
+    page.family("jumpstart_boot_records", "gauge", "Records of warm state by recorder and what became of them.")
+    for section in boot.sections:
+        page.sample("jumpstart_boot_records", section.used, tenant=tenant, recorder=section.recorder, outcome="used")
+        for reason, count in sorted(section.reasons.items()):
+            page.sample("jumpstart_boot_records", count, tenant=tenant, recorder=section.recorder, outcome=reason)
+
+
+def _traffic(page: _Page, tenant: str, observed: ObserverSnapshot) -> None:
+    coverage = warm_coverage(observed)
+    if coverage is not None:
+        page.family("jumpstart_warm_coverage_ratio", "gauge", "Share of requests that ran without a cold event.")
+        page.sample("jumpstart_warm_coverage_ratio", coverage, tenant=tenant)
+    routes = sorted(observed.routes.items())
+    page.family("jumpstart_requests_total", "counter", "Requests by route.")
+    for route, stats in routes:
+        page.sample("jumpstart_requests_total", stats.requests, tenant=tenant, route=route)
+    page.family("jumpstart_request_errors_total", "counter", "Requests answered with 5xx, by route.")
+    for route, stats in routes:
+        page.sample("jumpstart_request_errors_total", stats.errors, tenant=tenant, route=route)
+    page.family("jumpstart_cold_requests_total", "counter", "Requests with at least one cold event, by route.")
+    for route, stats in routes:
+        page.sample("jumpstart_cold_requests_total", stats.cold_requests, tenant=tenant, route=route)
+    page.family("jumpstart_cold_events_total", "counter", "Work in requests that a warm process would not have done.")
+    for route, stats in routes:
+        for kind, count in sorted(stats.cold_events.items()):
+            page.sample("jumpstart_cold_events_total", count, tenant=tenant, route=route, kind=kind)
+    page.family(
+        "jumpstart_request_duration_seconds", "histogram", "Time from the app's call to its last byte, by route."
+    )
+    for route, stats in routes:
+        name = "jumpstart_request_duration_seconds"
+        bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
+        for bound, count in zip(bounds, accumulate(stats.buckets), strict=True):
+            page.sample(f"{name}_bucket", count, tenant=tenant, route=route, le=bound)
+        page.sample(f"{name}_sum", stats.latency_sum_s, tenant=tenant, route=route)
+        page.sample(f"{name}_count", stats.requests, tenant=tenant, route=route)

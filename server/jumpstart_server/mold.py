@@ -1,0 +1,138 @@
+"""
+The mold: imports the app, restores warm state, audits itself, freezes the collector and forks workers on demand.
+
+``python -m jumpstart_server.mold FD`` starts every process that holds the app: a mold, a worker that may not be forked,
+or the builder of a profile. The role comes with the first message on the control socket.
+
+A worker is forked twice, so that the supervisor, which adopts orphans, becomes its parent: it outlives its mold, its
+exit is the supervisor's to collect, and the kernel ends it with the supervisor.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import NoReturn
+
+from jumpstart.boot import Booted, boot
+from jumpstart.errors import JumpstartError
+from jumpstart.recorders import RecorderSet, load_recorders
+from jumpstart.report import Stopwatch
+from jumpstart_server import system, worker
+from jumpstart_server.exits import ExitCode, exit_code
+from jumpstart_server.forksafety import reasons_not_to_fork
+from jumpstart_server.logs import set_up_logging
+from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Start, Stop
+from jumpstart_server.settings import boot_settings
+from jumpstart_warmup.corpus import CorpusRecorder
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Take the control socket from the command line and become what the first message says."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    channel = BlockingChannel(control)
+    try:
+        start = channel.receive()
+    except ChannelClosedError:
+        os._exit(ExitCode.INTERNAL)
+    assert isinstance(start, Start)
+    system.die_with_parent(start.supervisor_pid)
+    control.set_inheritable(False)
+    for number in start.listeners:
+        os.set_inheritable(number, False)
+    sys.argv[:] = ["jumpstart", "serve", start.settings.target]
+    set_up_logging(start.settings.server.log_level)
+    # Ctrl-C reaches the whole process group; the supervisor alone acts on it. A function and not SIG_IGN, which the
+    # app's own subprocesses would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    limit = start.settings.tenant.startup_timeout
+    if limit:
+        faulthandler.dump_traceback_later(max(limit - 0.5, limit / 2), exit=False)  # says where a stuck import stands
+    stopwatch = Stopwatch(f"{start.role} {start.generation}", start.started)
+    stopwatch.add("start the interpreter", start.started, start.started + stopwatch.since_start())
+    try:
+        booted, corpus = _boot(start, stopwatch)
+    except JumpstartError as error:
+        _fail(channel, exit_code(error), str(error))
+    except BaseException:
+        _fail(channel, ExitCode.INTERNAL, f"internal error while booting\n{traceback.format_exc()}")
+    faulthandler.cancel_dump_traceback_later()
+    listeners = [socket.socket(fileno=number) for number in start.listeners]
+    if start.role == "mold":
+        _serve_forks(channel, start, booted, corpus, listeners)
+    worker.run(control, start, booted, corpus, listeners, process=f"worker {start.slot}")
+
+
+def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
+    settings = boot_settings(start.settings, cold=start.role == "builder")
+    corpus = CorpusRecorder(settings.warm)
+    recorders = RecorderSet([*load_recorders(settings.warm), corpus])
+    booted = boot(settings, recorders, stopwatch)
+    worker.import_what_workers_need(booted.interface)
+    return booted, corpus
+
+
+def _fail(channel: BlockingChannel, code: ExitCode, text: str) -> NoReturn:
+    try:
+        channel.send(BootFailed(exit_code=code, text=text))
+    except ChannelClosedError:
+        pass  # the supervisor is gone: nobody is left to tell
+    os._exit(code)
+
+
+def _serve_forks(
+    channel: BlockingChannel, start: Start, booted: Booted, corpus: CorpusRecorder, listeners: list[socket.socket]
+) -> NoReturn:
+    with booted.stopwatch.span("audit and freeze"):
+        gc.collect()  # what the import left behind would otherwise be frozen with the rest
+        own = {channel.sock.fileno(), *start.listeners}
+        reasons = reasons_not_to_fork(own)
+        gc.freeze()
+    report = booted.report("spawn" if reasons else "fork", reasons)
+    try:
+        channel.send(MoldReady(report=report))
+        while not reasons:
+            message = channel.receive()
+            if isinstance(message, Stop):
+                break
+            if isinstance(message, Fork):
+                _fork(channel, message.slot, start, booted, corpus, listeners)
+    except ChannelClosedError:
+        pass  # the supervisor is gone
+    # Not through sys.exit: the app's atexit hooks are for processes that served.
+    os._exit(ExitCode.CLEAN)
+
+
+def _fork(
+    channel: BlockingChannel,
+    slot: int,
+    start: Start,
+    booted: Booted,
+    corpus: CorpusRecorder,
+    listeners: list[socket.socket],
+) -> None:
+    descriptor = channel.take_descriptor()
+    between = os.fork()
+    if between:
+        os.close(descriptor)
+        os.waitpid(between, 0)
+        return
+    if os.fork():
+        os._exit(0)  # orphans the worker into the supervisor's hands
+    channel.sock.close()
+    control = socket.socket(fileno=descriptor)
+    system.die_with_parent(start.supervisor_pid)
+    booted.stopwatch.process = f"worker {slot}"
+    worker.run(control, start, booted, corpus, listeners, process=f"worker {slot}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Profiles as the server makes them: captured from a running server, or built off line by a builder process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jumpstart.errors import AppLoadError, ColdBootRefusedError, ConfigError, JumpstartError
+from jumpstart.profile import AppInfo, Seeding, encode_section, new_manifest, pack_profile
+from jumpstart.runtime import distributions_digest, sources_digest
+from jumpstart.trust import KeyRing
+from jumpstart_server.messages import BlockingChannel, BootFailed, Captured, ChannelClosedError, Section, Start, encode
+from jumpstart_server.settings import Settings, boot_settings
+from jumpstart_server.spawn import start_interpreter
+from jumpstart_warmup.observe import ObserverSnapshot, warm_coverage
+
+
+def pack(
+    settings: Settings, sections: Mapping[str, Section], observed: ObserverSnapshot, duration_s: float, now: datetime
+) -> bytes:
+    """
+    Return a signed profile file of *sections*, with this host's own key.
+
+    Raises:
+        ConfigError: the key cannot be made or read.
+    """
+    encoded = [
+        encode_section(name, section.version, section.encoding, section.records) for name, section in sections.items()
+    ]
+    routes = {**observed.warmup, **observed.routes}
+    manifest = new_manifest(
+        app=AppInfo(
+            target=settings.target,
+            sources=sources_digest(Path(settings.app.app_dir)),
+            distributions=distributions_digest(),
+        ),
+        tenant=settings.tenant_name,
+        sections=encoded,
+        now=now,
+        seeding=Seeding(
+            requests=sum(stats.requests for stats in routes.values()),
+            routes=len(routes),
+            duration_s=round(duration_s, 3),
+            warm_coverage=warm_coverage(observed),
+        ),
+    )
+    keys = KeyRing(Path(boot_settings(settings).keys))
+    return pack_profile(manifest, {section.info.recorder: section.data for section in encoded}, keys.sign)
+
+
+@dataclass(frozen=True)
+class Built:
+    """
+    A profile built off line.
+
+    Attributes:
+        data: the signed file.
+        failures: requests that did not go as they should, in words.
+    """
+
+    data: bytes
+    sections: dict[str, Section]
+    requests: int
+    failures: list[str]
+
+
+def build(settings: Settings, requests: str) -> Built:
+    """
+    Boot the app cold in a process of its own, run the *requests* of a file once, and return what that taught it.
+
+    The builder is the same kind of process as a worker, so that what a worker would import lazily is lazy in it too.
+
+    Raises:
+        ConfigError, AppLoadError: the app cannot be loaded or started.
+        JumpstartError: the builder died.
+    """
+    started = time.monotonic()
+    ours, theirs = socket.socketpair()
+    with ours:
+        pid = start_interpreter(theirs, settings.target)
+        try:
+            channel = BlockingChannel(ours)
+            ours.sendall(
+                encode(
+                    Start(
+                        role="builder",
+                        settings=settings,
+                        started=started,
+                        supervisor_pid=os.getpid(),
+                        requests=requests,
+                    )
+                )
+            )
+            captured = _await_capture(channel, settings)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            raise
+        finally:
+            os.waitpid(pid, 0)
+    seconds = time.monotonic() - started
+    data = pack(settings, captured.sections, captured.observed, seconds, datetime.now(UTC))
+    count = sum(stats.requests for stats in captured.observed.warmup.values())
+    return Built(data, captured.sections, count, captured.failures)
+
+
+def _await_capture(channel: BlockingChannel, settings: Settings) -> Captured:
+    captured: Captured | None = None
+    limit = settings.tenant.startup_timeout
+    channel.sock.settimeout(limit * 2 if limit else None)
+    try:
+        while True:
+            message = channel.receive()
+            if isinstance(message, Captured):
+                captured = message
+            elif isinstance(message, BootFailed):
+                raise ERROR_OF_CODE.get(message.exit_code, JumpstartError)(message.text)
+    except ChannelClosedError as error:
+        if captured is None:
+            raise AppLoadError(f"the builder ended before it had captured anything ({error})") from None
+        return captured
+
+
+ERROR_OF_CODE: dict[int, type[JumpstartError]] = {2: ConfigError, 3: AppLoadError, 4: ColdBootRefusedError}

@@ -1,0 +1,310 @@
+"""
+Every option, declared once: name, type, default, unit and help.
+
+The command line, the ``JUMPSTART_*`` variables, `jumpstart.toml` and the reference in `docs/settings.md` are made from
+these declarations; `config.py` fills them in. Values are frozen; building one has no side effect.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from jumpstart.boot import BootSettings
+from jumpstart.paths import HostPaths
+from jumpstart.recorder import WarmSettings
+from jumpstart.target import Interface
+
+
+def _option(
+    help_text: str, *flags: str, unit: str = "", path: bool = False, env: tuple[str, ...] = (), **limits: Any
+) -> Meta:
+    """
+    Describe one option.
+
+    Args:
+        help_text: one sentence for ``--help`` and the reference.
+        flags: spellings on the command line; the first long one names the environment variable. None: file only.
+        unit: of a number.
+        path: the value is a path; in a file it is relative to that file's folder.
+        env: environment variables of other servers that are honoured too, after ours.
+        limits: ``ge``, ``gt``, ``le`` … as msgspec's `Meta` takes them.
+    """
+    extra = {"flags": flags, "unit": unit, "path": path, "env": env}
+    return Meta(description=help_text, extra=extra, **limits)
+
+
+_Port = Annotated[int, Meta(ge=0, le=65535)]
+_Descriptor = Annotated[int, Meta(ge=0)]
+
+
+class AppSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[app]``: which app, and how to import it."""
+
+    target: Annotated[str, _option("The app, as module:attribute or module:factory().")] = ""
+    app_dir: Annotated[str, _option("Folder that the app is imported from.", "--app-dir", "--chdir", path=True)] = ""
+    factory: Annotated[bool, _option("The target is a function that returns the app.", "--factory")] = False
+    interface: Annotated[
+        Literal["auto", "asgi", "asgi3", "asgi2", "wsgi"],
+        _option("What the app speaks; auto looks at its signature.", "--interface"),
+    ] = "auto"
+    name: Annotated[
+        str,
+        _option(
+            "Name of the app in profiles and in the warm-start cache; by default its target and folder. "
+            "Give one when each release is deployed to a folder of its own.",
+            "--name",
+        ),
+    ] = ""
+
+
+class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[tenants.NAME]``: an address, its processes, their limits and how they become warm."""
+
+    target: Annotated[str, _option("The tenant's own app; by default the one of [app].")] = ""
+    bind: Annotated[
+        tuple[str, ...],
+        _option("Address: HOST:PORT, [::1]:PORT, unix:PATH or fd://N; repeatable.", "-b", "--bind"),
+    ] = ()
+    host: Annotated[str, _option("Address to bind, with --port.", "--host")] = ""
+    uds: Annotated[str, _option("Unix socket to bind.", "--uds", path=True)] = ""
+    fd: Annotated[_Descriptor | None, _option("Inherited socket to serve on.", "--fd")] = None
+    port: Annotated[
+        _Port | None, _option("Port to bind; 0 takes a free one and prints it.", "--port", env=("PORT",))
+    ] = None
+    backlog: Annotated[int, _option("Connections that may wait to be accepted.", "--backlog", ge=1, le=65535)] = 2048
+    workers: Annotated[
+        int, _option("Worker processes.", "-w", "--workers", env=("WEB_CONCURRENCY",), ge=1, le=1024)
+    ] = 1
+    threads: Annotated[
+        int,
+        _option(
+            "Threads of a worker that run WSGI handlers, and sync code of ASGI apps; started on demand.",
+            "--threads",
+            ge=1,
+            le=10_000,
+        ),
+    ] = 40
+    keep_alive: Annotated[
+        float, _option("How long an idle connection is kept.", "--keep-alive", "--timeout-keep-alive", unit="s", ge=0)
+    ] = 75
+    startup_timeout: Annotated[
+        float, _option("How long a process may take to be ready; 0 is for ever.", "--startup-timeout", unit="s", ge=0)
+    ] = 120
+    graceful_timeout: Annotated[
+        float,
+        _option(
+            "How long requests in flight may take to end when the server stops.",
+            "--graceful-timeout",
+            "--timeout-graceful-shutdown",
+            unit="s",
+            ge=0,
+        ),
+    ] = 30
+    lifespan: Annotated[
+        Literal["auto", "on", "off"], _option("ASGI lifespan: auto goes on without where it fails.", "--lifespan")
+    ] = "auto"
+    root_path: Annotated[str, _option("Path prefix that a proxy strips (SCRIPT_NAME).", "--root-path")] = ""
+    proxy_headers: Annotated[
+        bool, _option("Take client address and scheme from a trusted proxy's headers.", "--proxy-headers")
+    ] = True
+    forwarded_allow_ips: Annotated[
+        str,
+        _option(
+            "Proxies to trust, comma-separated addresses or networks, or *.",
+            "--forwarded-allow-ips",
+            env=("FORWARDED_ALLOW_IPS",),
+        ),
+    ] = "127.0.0.1,::1"
+    ssl_certfile: Annotated[str, _option("TLS certificate.", "--ssl-certfile", "--certfile", path=True)] = ""
+    ssl_keyfile: Annotated[str, _option("TLS private key.", "--ssl-keyfile", "--keyfile", path=True)] = ""
+    fork: Annotated[
+        Literal["auto", "never"],
+        _option("Fork workers from the warmed mold where the audit finds that safe, or always spawn them.", "--fork"),
+    ] = "auto"
+    profile: Annotated[str, _option("Profile file to boot from.", "--profile", path=True)] = ""
+    warmup: Annotated[
+        str, _option("TOML file of requests that every worker runs before it is ready.", "--warmup", path=True)
+    ] = ""
+    warmup_budget: Annotated[
+        float, _option("Time for warm-up requests of a worker; the rest is skipped.", "--warmup-budget", unit="s", ge=0)
+    ] = 10
+    replay: Annotated[
+        bool,
+        _option(
+            "Replay recorded requests (GET and HEAD only, without cookies) in workers before they are ready.",
+            "--replay",
+        ),
+    ] = True
+
+
+class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[profile]``: what is recorded, what is trusted, and what happens when it cannot be used."""
+
+    warm_start: Annotated[
+        bool, _option("Keep what workers learn in a cache on this host, for the next start.", "--warm-start")
+    ] = True
+    trust: Annotated[
+        Literal["signed", "data-only"],
+        _option("Accept profiles signed by a trusted key, or any, but then data only: no code, no pickles.", "--trust"),
+    ] = "signed"
+    max_age: Annotated[float, _option("Refuse profiles older than this.", "--profile-max-age", unit="s", gt=0)] = 86_400
+    require_warm: Annotated[
+        bool, _option("Refuse to start (exit 4) when a profile or cache was refused or gave nothing.", "--require-warm")
+    ] = False
+    restore_timeout: Annotated[
+        float,
+        _option("Time to restore records in a process; the rest is dropped.", "--restore-timeout", unit="s", ge=0),
+    ] = 30
+    lru_cache: Annotated[
+        tuple[str, ...],
+        _option("functools.lru_cache functions to record, as MODULE:NAME with wildcards; repeatable.", "--lru-cache"),
+    ] = ()
+    bytecode: Annotated[
+        bool, _option("Put bytecode into profile files, for hosts without __pycache__.", "--bytecode")
+    ] = True
+    disable: Annotated[
+        tuple[str, ...], _option("Recorder to switch off, by name; repeatable.", "--disable-recorder")
+    ] = ()
+
+
+class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[server]``: what belongs to the process and not to a tenant."""
+
+    admin: Annotated[
+        str,
+        _option("Admin address: auto (a Unix socket in the state folder), unix:PATH, HOST:PORT or off.", "--admin"),
+    ] = "auto"
+    log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug"], _option("Least severe level logged.", "--log-level")
+    ] = "info"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of one tenant's server, from one reading of command line, environment and file."""
+
+    app: AppSettings
+    tenant: TenantSettings
+    profile: ProfileSettings
+    server: HostSettings
+    tenant_name: str = "web"
+    home_cache: str = ""
+    home_state: str = ""
+    home_config: str = ""
+
+    @property
+    def target(self) -> str:
+        return self.tenant.target or self.app.target
+
+    @property
+    def interface(self) -> Interface | None:
+        """The interface that the user named, or None to look at the app."""
+        names: dict[str, Interface | None] = {
+            "auto": None,
+            "asgi3": "asgi",
+            "asgi": "asgi",
+            "asgi2": "asgi2",
+            "wsgi": "wsgi",
+        }
+        return names[self.app.interface]
+
+    @property
+    def warm(self) -> WarmSettings:
+        profile = self.profile
+        return WarmSettings(
+            lru_cache=profile.lru_cache, bytecode=profile.bytecode, disabled=profile.disable, app_dir=self.app.app_dir
+        )
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "app": AppSettings,
+    "tenant": TenantSettings,
+    "profile": ProfileSettings,
+    "server": HostSettings,
+}
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One declared option, as the command line and the documentation see it."""
+
+    section: str
+    key: str
+    type: Any
+    default: Any
+    help: str
+    flags: tuple[str, ...]
+    unit: str
+    path: bool
+    other_env: tuple[str, ...]
+
+    @property
+    def is_flag(self) -> bool:
+        return self.type is bool
+
+    @property
+    def many(self) -> bool:
+        return get_origin(self.type) is tuple
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(get_args(self.type)) if get_origin(self.type) is Literal else ()
+
+    @property
+    def env(self) -> str:
+        """Its environment variable: ``JUMPSTART_`` and the name of its first long flag."""
+        long = next((flag for flag in self.flags if flag.startswith("--")), "--" + self.key)
+        return "JUMPSTART_" + long[2:].replace("-", "_").upper()
+
+
+def declared_options() -> list[Option]:
+    """All options in the order of their declaration."""
+    found = []
+    for section, struct in SECTIONS.items():
+        hints = get_type_hints(struct, include_extras=True)
+        for field in msgspec.structs.fields(struct):
+            kind, meta = get_args(hints[field.name])[:2]
+            extra = meta.extra
+            found.append(
+                Option(
+                    section=section,
+                    key=field.name,
+                    type=kind,
+                    default=field.default,
+                    help=meta.description,
+                    flags=extra["flags"],
+                    unit=extra["unit"],
+                    path=extra["path"],
+                    other_env=extra["env"],
+                )
+            )
+    return found
+
+
+def annotated_type(option: Option) -> Any:
+    """The option's type with its limits, for conversion of one value."""
+    return get_type_hints(SECTIONS[option.section], include_extras=True)[option.key]
+
+
+def boot_settings(settings: Settings, *, cold: bool = False) -> BootSettings:
+    """What the ground floor needs of the settings; *cold* boots from nothing, to learn everything."""
+    paths = HostPaths(Path(settings.home_cache), Path(settings.home_state), Path(settings.home_config))
+    profile = settings.profile
+    return BootSettings(
+        target=settings.target,
+        app_dir=settings.app.app_dir,
+        factory=settings.app.factory,
+        interface=settings.interface,
+        name=settings.app.name,
+        tenant=settings.tenant_name,
+        profile="" if cold else settings.tenant.profile,
+        trust=profile.trust,
+        max_age_s=profile.max_age,
+        warm_start=str(paths.warm_start) if profile.warm_start and not cold else "",
+        keys=str(paths.keys),
+        require_warm=profile.require_warm and not cold,
+        restore_timeout_s=profile.restore_timeout,
+        warm=settings.warm,
+    )

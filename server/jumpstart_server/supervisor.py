@@ -1,0 +1,613 @@
+"""
+The supervisor: binds, starts a mold and has it fork workers, replaces what dies, and never imports the app.
+
+Signal handlers and readers of messages only note what happened; `Supervisor` acts on it in its event loop. What to do
+when a worker dies is decided in `lifecycle.py`, what to keep of what workers learnt in `learning.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jumpstart.errors import JumpstartError
+from jumpstart.report import BootReport, Refusal, Span
+from jumpstart_server import lifecycle, system
+from jumpstart_server.addresses import addresses_of, bind, describe
+from jumpstart_server.exits import ExitCode
+from jumpstart_server.learning import Learning
+from jumpstart_server.lifecycle import Event, Restarts, State, Worker
+from jumpstart_server.messages import (
+    Accept,
+    Ask,
+    BootFailed,
+    Captured,
+    Channel,
+    ChannelClosedError,
+    Drain,
+    Fork,
+    Hello,
+    Learnt,
+    Message,
+    MoldReady,
+    Section,
+    Start,
+    Stats,
+    WorkerReady,
+    encode,
+)
+from jumpstart_server.settings import Settings, boot_settings
+from jumpstart_server.spawn import start_interpreter
+from jumpstart_warmup.observe import ObserverSnapshot, merge_snapshots
+
+logger = logging.getLogger(__name__)
+
+KILL_GRACE = 2.0  # seconds beyond graceful_timeout that a draining worker has before SIGKILL
+ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
+SAVE_DELAY = 1.0  # seconds between a worker's report of something new and its writing to disk
+CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
+
+
+class Mold:
+    """The process that workers are forked from."""
+
+    def __init__(self, pid: int, generation: int, sock: socket.socket, channel: Channel) -> None:
+        self.pid = pid
+        self.generation = generation
+        self.channel = channel
+        self.is_ready = False
+        self._sock = sock
+
+    def fork(self, slot: int, control: socket.socket) -> None:
+        """Ask for a worker whose end of the control pair is *control*. Nothing else writes to this socket."""
+        socket.send_fds(self._sock, [encode(Fork(slot))], [control.fileno()])
+
+
+class Member:
+    """A worker of ours: what the rules know about it, and the channel to it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.report: BootReport | None = None
+        self.stats: Stats | None = None
+        self.answers: dict[int, asyncio.Future[Stats | Captured]] = {}
+        self.accepting = False
+        self.complaint = ""  # what it said when it failed to boot
+        self._channel: Channel | None = None
+        self._unsent: list[Message] = []
+
+    def connect(self, channel: Channel) -> None:
+        """The channel is open: send what had to wait for it."""
+        self._channel = channel
+        for message in self._unsent:
+            channel.send(message)
+
+    def send(self, message: Message) -> None:
+        """Queue *message*; one for a worker that is gone is dropped."""
+        if self._channel is None:
+            self._unsent.append(message)
+        else:
+            self._channel.send(message)
+
+
+class Supervisor:
+    """
+    One tenant's server. `run` serves until a signal and returns the exit code.
+    """
+
+    def __init__(self, settings: Settings, started: float) -> None:
+        self.settings = settings
+        self.started = started
+        self.sockets: list[socket.socket] = []
+        self.mold: Mold | None = None
+        self.members: dict[int, Member] = {}
+        self.generation = 0
+        self.boot: BootReport | None = None  # of the first worker of this generation that became ready
+        self.mold_report: BootReport | None = None
+        self.start_method = ""
+        self.ready_after_s: float | None = None
+        self.restarts = 0
+        self.learning = Learning(boot_settings(settings))
+        self.past: list[ObserverSnapshot] = []  # statistics of workers that are gone
+        self._tenant = settings.tenant
+        self._slots = range(settings.tenant.workers)
+        self._worker_restarts: dict[int, Restarts] = {}
+        self._mold_restarts = Restarts()
+        self._mold_since = 0.0
+        self._exit_code = ExitCode.CLEAN
+        self._stopping = False
+        self._ended = asyncio.Event()
+        self._gone = asyncio.Event()  # set whenever a process is found gone
+        self._pids: set[int] = set()
+        self._statuses: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = 0
+        self._listening = False
+        self._save_planned = False
+
+    # ------------------------------------------------------------------ from start to end
+
+    async def run(self) -> ExitCode:
+        """
+        Serve until SIGTERM or SIGINT.
+
+        Raises:
+            AddressInUseError, ConfigError: an address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_asked, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        system.adopt_orphans()
+        try:
+            for address in addresses_of(self._tenant):
+                self.sockets.append(bind(address))
+            self._start_generation()
+            self._spawn_task(self._serve_admin())
+            await self._ended.wait()
+            await self._wait_for_processes()
+            await self.learning.save()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            self._kill_all()
+            self._close_sockets()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                loop.remove_signal_handler(number)
+        return self._exit_code
+
+    async def _serve_admin(self) -> None:
+        """Serve the admin pages; what goes wrong with them costs a line, not the server."""
+        # Imported while the mold imports the app, in another process.
+        from jumpstart_server.admin import Admin, admin_address
+
+        try:
+            address = admin_address(self.settings)
+            if address is not None:
+                await Admin(self, address).serve()
+        except JumpstartError as error:
+            logger.warning("no admin pages: %s", error)
+
+    def _stop_asked(self, number: int) -> None:
+        if self._stopping:
+            logger.warning("second %s: stopping at once", signal.Signals(number).name)
+            self._kill_all()
+            return
+        logger.info("%s: draining %d workers", signal.Signals(number).name, len(self.members))
+        self._stop(ExitCode.CLEAN)
+
+    def _stop(self, code: ExitCode) -> None:
+        """Drain everything; `run` returns *code* when it is done."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._exit_code = code
+        for member in self.members.values():
+            self._advance(member, Event.DRAIN_ASKED)
+            member.send(Drain())
+        if self.mold is not None:
+            # It holds nothing that is worth a goodbye, and may be stuck in an import.
+            self._kill(self.mold.pid, signal.SIGKILL)
+        self._ended.set()
+
+    async def _wait_for_processes(self) -> None:
+        """Wait for the workers within their time; kill those that take longer."""
+        deadline = time.monotonic() + self._tenant.graceful_timeout + KILL_GRACE
+        while self._pids or self.members:
+            self._gone.clear()
+            self._reap()
+            if not (self._pids or self.members):
+                break
+            left = deadline - time.monotonic()
+            if left <= 0:
+                slow = sorted(self._pids)
+                logger.error("not gone after %.0f s, killed: %s", self._tenant.graceful_timeout + KILL_GRACE, slow)
+                self._kill_all()
+                deadline = time.monotonic() + KILL_GRACE
+            try:
+                await asyncio.wait_for(self._gone.wait(), max(left, 0.05))
+            except TimeoutError:
+                pass
+
+    def _kill_all(self) -> None:
+        for pid in self._pids:
+            self._kill(pid, signal.SIGKILL)
+
+    @staticmethod
+    def _kill(pid: int, number: signal.Signals) -> None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+    def _close_sockets(self) -> None:
+        for sock, address in zip(self.sockets, addresses_of(self._tenant)):
+            sock.close()
+            if address.path:
+                try:
+                    Path(address.path).unlink()
+                except OSError:
+                    logger.warning("cannot remove %s", address.path)
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("internal error in the supervisor", exc_info=error)
+            self._stop(ExitCode.INTERNAL)
+
+    # ------------------------------------------------------------------ molds
+
+    def _start_generation(self) -> None:
+        self.generation += 1
+        self._mold_since = time.monotonic()
+        if self._tenant.fork == "never":
+            self._spawn_workers()
+            return
+        ours, theirs = socket.socketpair()
+        start = self._start_message("mold", 0)
+        pid = self._start_process(theirs)
+        self._spawn_task(self._follow_mold(pid, ours, start))
+
+    def _start_message(self, role: str, slot: int) -> Start:
+        return Start(
+            role=role,
+            settings=self.settings,
+            started=self.started,
+            generation=self.generation,
+            slot=slot,
+            supervisor_pid=os.getpid(),
+            listeners=[sock.fileno() for sock in self.sockets],
+        )
+
+    def _start_process(self, control: socket.socket) -> int:
+        pid = start_interpreter(control, self.settings.target)
+        self._pids.add(pid)
+        return pid
+
+    async def _follow_mold(self, pid: int, sock: socket.socket, start: Start) -> None:
+        sock.sendall(encode(start))
+        channel = await Channel.open(sock)
+        mold = self.mold = Mold(pid, start.generation, sock, channel)
+        failed = False
+        try:
+            async with asyncio.timeout(self._tenant.startup_timeout or None):
+                message = await channel.receive()
+            if isinstance(message, BootFailed):
+                failed = True
+                self._boot_failed(message)
+            elif isinstance(message, MoldReady):
+                self._mold_ready(mold, message)
+            while True:
+                await channel.receive()  # a mold says no more; this ends when it does
+        except TimeoutError:
+            failed = True
+            limit = self._tenant.startup_timeout
+            self._boot_failed(
+                BootFailed(
+                    exit_code=ExitCode.APP, text=f"the app was not imported within --startup-timeout {limit:g} s"
+                )
+            )
+            self._kill(pid, signal.SIGKILL)
+        except ChannelClosedError:
+            pass
+        finally:
+            channel.close()
+        await self._mold_gone(mold, failed)
+
+    def _mold_ready(self, mold: Mold, message: MoldReady) -> None:
+        report = message.report
+        self.mold_report = report
+        self._mold_restarts = Restarts()
+        for refusal in report.refusals:
+            logger.warning("not used: %s", refusal)
+        for name, why in report.recorders_off.items():
+            logger.warning("recorder %s is switched off: %s", name, why)
+        if report.start_method == "fork":
+            mold.is_ready = True
+            self.start_method = "fork"
+            for slot in self._slots:
+                if slot not in self.members:
+                    self._start_worker(slot)
+        else:
+            logger.info("workers are spawned, not forked: %s", "; ".join(report.start_reasons))
+            self._spawn_workers()
+
+    def _spawn_workers(self) -> None:
+        self.start_method = "spawn"
+        for slot in self._slots:
+            if slot not in self.members:
+                self._start_worker(slot)
+
+    async def _mold_gone(self, mold: Mold, failed: bool) -> None:
+        status = await self._status_of(mold.pid)
+        if self.mold is mold:
+            self.mold = None
+        if self._stopping or self.start_method == "spawn":
+            return
+        if not failed and not mold.is_ready and not self.members:
+            text = f"the mold ended ({status}) while it imported the app"
+            self._boot_failed(BootFailed(exit_code=ExitCode.APP, text=text))
+            return
+        served = time.monotonic() - self._mold_since if mold.is_ready else None
+        self._mold_restarts, delay = self._mold_restarts.after_exit(served)
+        logger.warning(
+            "mold pid=%d gen=%d is gone (%s); its workers serve on, another starts in %.1f s",
+            *(mold.pid, mold.generation, status, delay),
+        )
+        await asyncio.sleep(delay)
+        if not self._stopping:
+            self._start_generation()
+
+    def _boot_failed(self, message: BootFailed) -> None:
+        """An app that cannot boot ends the server, unless workers that serve are there to go on."""
+        if self._stopping:
+            return
+        logger.error("%s", message.text)
+        if not any(member.accepting for member in self.members.values()):
+            self._stop(ExitCode(message.exit_code))
+
+    # ------------------------------------------------------------------ workers
+
+    def _start_worker(self, slot: int) -> None:
+        ours, theirs = socket.socketpair()
+        member = Member(Worker(slot, self.generation, since=time.monotonic()))
+        self.members[slot] = member
+        if self.start_method == "fork":
+            if self.mold is None or not self.mold.is_ready:
+                del self.members[slot]  # the next mold starts it
+                ours.close()
+                theirs.close()
+                return
+            try:
+                self.mold.fork(slot, theirs)
+            except OSError as error:
+                logger.warning("the mold does not take orders: %s", error)
+            theirs.close()
+        else:
+            pid = self._start_process(theirs)
+            member.worker = replace(member.worker, pid=pid)
+            ours.sendall(encode(self._start_message("worker", slot)))
+        self._spawn_task(self._follow_worker(member, ours))
+
+    async def _follow_worker(self, member: Member, sock: socket.socket) -> None:
+        channel = await Channel.open(sock)
+        member.connect(channel)
+        limit = self._tenant.startup_timeout or None
+        try:
+            async with asyncio.timeout(limit) as timeout:
+                while True:
+                    message = await channel.receive()
+                    if isinstance(message, WorkerReady):
+                        timeout.reschedule(None)
+                    self._worker_said(member, message)
+        except TimeoutError:
+            member.complaint = f"was not ready within --startup-timeout {limit:g} s"
+            if member.worker.pid is not None:
+                self._kill(member.worker.pid, signal.SIGKILL)
+        except ChannelClosedError:
+            pass
+        finally:
+            channel.close()
+        await self._worker_gone(member)
+
+    def _worker_said(self, member: Member, message: object) -> None:
+        worker = member.worker
+        if isinstance(message, Hello):
+            self._pids.add(message.pid)
+            member.worker = replace(worker, pid=message.pid)
+            self._advance(member, Event.HELLO)
+            if self._stopping:
+                member.send(Drain())
+        elif isinstance(message, WorkerReady):
+            self._worker_ready(member, message)
+        elif isinstance(message, Stats):
+            member.stats = message
+            self._answer(member, message.number, message)
+        elif isinstance(message, Captured):
+            self._answer(member, message.number, message)
+        elif isinstance(message, Learnt):
+            self.learning.learnt((worker.generation, worker.slot, worker.pid or 0), message.sections)
+            self._save_soon()
+        elif isinstance(message, BootFailed):
+            member.complaint = message.text
+            self._boot_failed(message)
+
+    def _save_soon(self) -> None:
+        """Write the warm-start cache a moment from now, once for all that arrives until then."""
+        if not self._save_planned and not self._stopping:
+            self._save_planned = True
+            self._spawn_task(self._save_later())
+
+    async def _save_later(self) -> None:
+        await asyncio.sleep(SAVE_DELAY)
+        self._save_planned = False
+        await self.learning.save()
+
+    def _answer(self, member: Member, number: int, message: Stats | Captured) -> None:
+        waiting = member.answers.pop(number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    def _worker_ready(self, member: Member, message: WorkerReady) -> None:
+        self._advance(member, Event.READY)
+        member.report = message.report
+        self.learning.dropped(message.report)
+        if member.worker.state is not State.SERVING:
+            return
+        if not self._listen():
+            return
+        member.send(Accept())
+        member.accepting = True
+        logger.info(
+            "worker=%d gen=%d pid=%s ready",
+            *(member.worker.slot, member.worker.generation, member.worker.pid),
+        )
+        if self.ready_after_s is None:
+            self.boot = message.report
+            self.ready_after_s = time.monotonic() - self.started
+            for refusal in message.report.refusals if self.mold_report is None else ():
+                logger.warning("not used: %s", refusal)
+            for url in self.urls():
+                logger.info("Listening at: %s (%d)", url, os.getpid())
+            logger.info(
+                "ready in %.2f s · %d × %s, %s · %s",
+                self.ready_after_s,
+                self._tenant.workers,
+                message.report.interface.upper(),
+                "forked" if self.start_method == "fork" else "spawned",
+                message.report.summary(),
+            )
+
+    def _listen(self) -> bool:
+        """Open the port, once, when the first worker is ready."""
+        if self._listening:
+            return True
+        for sock in self.sockets:
+            try:
+                sock.listen(self._tenant.backlog)
+            except OSError as error:
+                code = ExitCode.ADDRESS_IN_USE if error.errno == errno.EADDRINUSE else ExitCode.USAGE
+                logger.error("cannot listen on %s: %s", describe(sock), error.strerror)
+                self._stop(code)
+                return False
+        self._listening = True
+        return True
+
+    def _advance(self, member: Member, event: Event) -> None:
+        member.worker = lifecycle.advance(member.worker, event, time.monotonic())
+
+    async def _worker_gone(self, member: Member) -> None:
+        worker = member.worker
+        status = await self._status_of(worker.pid) if worker.pid is not None else "never said hello"
+        served = time.monotonic() - worker.since if worker.state is State.SERVING else None
+        asked = worker.state is State.DRAINING
+        self._advance(member, Event.EXITED)
+        for future in member.answers.values():
+            future.cancel()
+        if member.stats is not None:
+            self.past = [merge_snapshots(*self.past, member.stats.observed)]
+        if self.members.get(worker.slot) is member:
+            del self.members[worker.slot]
+        self._gone.set()
+        if self._stopping:
+            return
+        if served is None and not asked and self.ready_after_s is None:
+            text = member.complaint or f"worker {worker.slot} ended ({status}) before it was ready"
+            if not member.complaint or "startup-timeout" in member.complaint:
+                self._boot_failed(BootFailed(exit_code=ExitCode.APP, text=text))
+            return
+        self._worker_restarts[worker.slot], delay = self._worker_restarts.get(worker.slot, Restarts()).after_exit(
+            served
+        )
+        self.restarts += 1
+        logger.warning(
+            "worker=%d gen=%d pid=%s is gone (%s); another starts%s",
+            *(worker.slot, worker.generation, worker.pid, status, f" in {delay:.1f} s" if delay else ""),
+        )
+        if delay:
+            await asyncio.sleep(delay)
+        if not self._stopping and worker.slot not in self.members:
+            self._start_worker(worker.slot)
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: ours, and strangers that the kernel hands to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid in self._pids:
+                self._statuses[pid] = status
+                self._pids.discard(pid)
+                self._gone.set()
+
+    async def _status_of(self, pid: int) -> str:
+        """The exit of *pid* in words; it is given a moment, for its socket closes before it can be reaped."""
+        give_up = time.monotonic() + KILL_GRACE
+        while pid in self._pids and time.monotonic() < give_up:
+            self._reap()
+            if pid in self._pids:
+                await asyncio.sleep(0.01)
+        if pid in self._pids:
+            self._kill(pid, signal.SIGKILL)  # its channel is closed: it is of no use any more
+            self._pids.discard(pid)
+            return "closed its channel"
+        status = self._statuses.pop(pid, None)
+        return system.describe_status(status) if status is not None else "unknown"
+
+    # ------------------------------------------------------------------ what the admin pages ask
+
+    @property
+    def accepting(self) -> list[Member]:
+        return [member for member in self.members.values() if member.accepting]
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def uptime_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def urls(self) -> list[str]:
+        """The addresses, with real ports."""
+        return [describe(sock, tls=bool(self._tenant.ssl_certfile)) for sock in self.sockets]
+
+    def waiting_for(self) -> str:
+        """Why nothing is accepted yet, in words."""
+        states = ", ".join(f"worker {slot} is {member.worker.state}" for slot, member in sorted(self.members.items()))
+        return states or "the app is being imported"
+
+    async def observed(self) -> ObserverSnapshot:
+        """Request statistics of all workers, of those that are gone too."""
+        await self._ask_all(capture=False, timeout_s=ANSWER_TIMEOUT)
+        living = [member.stats.observed for member in self.members.values() if member.stats is not None]
+        return merge_snapshots(*self.past, *living)
+
+    async def capture(self) -> dict[str, Section]:
+        """What the workers and the warm-start cache know now, for a profile that is shipped."""
+        answers = await self._ask_all(capture=True, timeout_s=CAPTURE_TIMEOUT)
+        return self.learning.merged([answer.sections for answer in answers if isinstance(answer, Captured)])
+
+    async def _ask_all(self, *, capture: bool, timeout_s: float) -> list[Stats | Captured]:
+        futures = []
+        for member in self.accepting:
+            self._numbers += 1
+            future: asyncio.Future[Stats | Captured] = asyncio.get_running_loop().create_future()
+            member.answers[self._numbers] = future
+            member.send(Ask(self._numbers, capture))
+            futures.append(future)
+        if not futures:
+            return []
+        done, late = await asyncio.wait(futures, timeout=timeout_s)
+        for future in late:
+            future.cancel()
+        return [future.result() for future in done if not future.cancelled()]
+
+    def spans(self) -> list[Span]:
+        """All spans of the boot, the mold's and the first worker's."""
+        reports = [report for report in (self.mold_report, self.boot) if report is not None]
+        seen: dict[tuple[str, str, float], Span] = {}
+        for report in reports:
+            for span in report.spans:
+                seen.setdefault((span.name, span.process, span.start_s), span)
+        return sorted(seen.values(), key=lambda span: span.start_s)
+
+    def refusals(self) -> list[Refusal]:
+        reports = [report for report in (self.mold_report, self.boot) if report is not None]
+        return list(dict.fromkeys(refusal for report in reports for refusal in report.refusals))

@@ -1,0 +1,52 @@
+"""The few things that we ask of Linux and that the standard library does not offer. Elsewhere they do nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+
+IS_LINUX = sys.platform == "linux"
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants whose parent dies: how a worker outlives its mold."""
+    if IS_LINUX:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, patience_s: float = 2.0) -> None:
+    """
+    Have the kernel kill this process when *parent* dies, even while it holds the GIL.
+
+    Waits up to *patience_s* seconds until *parent* has adopted us (after a double fork), then exits at once if it is
+    gone already. In a container *parent* may be PID 1.
+    """
+    if not IS_LINUX:
+        return
+    give_up = time.monotonic() + patience_s
+    while os.getppid() != parent and time.monotonic() < give_up:
+        time.sleep(0.001)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def describe_status(status: int) -> str:
+    """A wait status in words: ``exit code 3``, ``SIGKILL``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return f"signal {number}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

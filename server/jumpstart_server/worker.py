@@ -1,0 +1,448 @@
+"""
+A worker: lifespan start-up, late restores, warm-up requests, ready, and only then connections.
+
+The HTTP server is uvicorn's, with uvloop and httptools; `_WarmServer.startup` is the one place where it is told to
+wait. Control messages are read in the same event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import uvicorn
+
+from jumpstart.boot import Booted
+from jumpstart.errors import AppLoadError, JumpstartError
+from jumpstart.recorder import Purpose
+from jumpstart.report import Stopwatch, WarmupReport
+from jumpstart.target import Interface
+from jumpstart_server.exits import ExitCode, exit_code
+from jumpstart_server.messages import (
+    Accept,
+    Ask,
+    BootFailed,
+    Captured,
+    Channel,
+    ChannelClosedError,
+    Drain,
+    Hello,
+    Learnt,
+    Section,
+    Start,
+    Stats,
+    WorkerReady,
+)
+from jumpstart_server.pool import ThreadPool
+from jumpstart_server.wsgi import WSGIAdapter
+from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
+from jumpstart_warmup.inprocess import Outcome, WarmupResult, warm_asgi, warm_wsgi
+from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, normalise_path
+
+logger = logging.getLogger(__name__)
+
+LEARN_INTERVAL = 2.0  # seconds between looks for something new; cheap when there is nothing
+STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which survive a kill -9
+REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
+WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may take
+CANCEL_GRACE = 1.0  # seconds that tasks of the app may take to end after they were cancelled
+
+
+def import_what_workers_need(interface: Interface) -> None:
+    """Import in the mold, once and shared, what each worker would import by itself."""
+    import uvicorn.loops.uvloop
+    import uvicorn.protocols.http.httptools_impl
+    import uvloop  # noqa: F401
+
+    if interface != "wsgi":
+        import uvicorn.protocols.websockets.auto  # noqa: F401
+
+
+def run(
+    control: socket.socket,
+    start: Start,
+    booted: Booted,
+    corpus: CorpusRecorder,
+    listeners: list[socket.socket],
+    *,
+    process: str,
+) -> NoReturn:
+    """Serve (or build a profile) until told to stop, then end the process with the app's own exit hooks run."""
+    code = ExitCode.INTERNAL
+    try:
+        worker = _Worker(start, booted, corpus, listeners, process)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            code = runner.run(worker.main(control))
+        worker.pool.close(timeout_s=1.0)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, ExitCode) else ExitCode.INTERNAL
+    except BaseException:
+        logger.critical("internal error in worker pid=%d", os.getpid(), exc_info=True)
+    sys.exit(code)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+class _Worker:
+    """
+    One worker process: the app, its statistics, its server and its channel to the supervisor.
+    """
+
+    def __init__(
+        self, start: Start, booted: Booted, corpus: CorpusRecorder, listeners: list[socket.socket], process: str
+    ) -> None:
+        tenant = start.settings.tenant
+        self.start = start
+        self.settings = start.settings
+        self.booted = booted
+        self.corpus = corpus
+        self.listeners = listeners
+        self.stopwatch: Stopwatch = booted.stopwatch
+        self.stopwatch.process = process
+        self.pool = ThreadPool(tenant.threads, "jumpstart-wsgi")
+        self.observer = Observer(corpus)
+        self.may_accept = asyncio.Event()
+        self.drain_asked = asyncio.Event()
+        self.channel: Channel  # set by main, before anything uses it
+        self._learner: asyncio.Task[None] | None = None
+        self._learnt_at = -1
+        self._captures: set[asyncio.Task[None]] = set()
+        self._requests = read_requests(Path(tenant.warmup)) if tenant.warmup else []
+        if booted.interface == "wsgi":
+            self.observed_wsgi = ObservedWSGI(booted.app, self.observer)
+            self.app: Any = WSGIAdapter(self.observed_wsgi, self.pool, multiprocess=tenant.workers > 1)
+        else:
+            self.app = ObservedASGI(_as_asgi3(booted), self.observer)
+        self.server = _WarmServer(self._uvicorn_config(), self)
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        tenant = self.settings.tenant
+        is_wsgi = self.booted.interface == "wsgi"
+        return uvicorn.Config(
+            self.app,
+            interface="asgi3",
+            loop="none",
+            http="httptools",
+            ws="none" if is_wsgi else "auto",
+            lifespan="off" if is_wsgi else tenant.lifespan,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=tenant.backlog,
+            root_path=tenant.root_path,
+            proxy_headers=tenant.proxy_headers,
+            forwarded_allow_ips=tenant.forwarded_allow_ips,
+            timeout_keep_alive=max(1, round(tenant.keep_alive)),
+            timeout_graceful_shutdown=max(1, round(tenant.graceful_timeout)),
+            ssl_certfile=tenant.ssl_certfile or None,
+            ssl_keyfile=tenant.ssl_keyfile or None,
+        )
+
+    # ------------------------------------------------------------------ from start to end
+
+    async def main(self, control: socket.socket) -> ExitCode:
+        self.channel = await Channel.open(control)
+        self.channel.send(Hello(os.getpid()))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._drain)
+        listening = asyncio.create_task(self._follow_control())
+        limit = self.settings.tenant.startup_timeout
+        if limit:
+            faulthandler.dump_traceback_later(max(limit - 0.5, limit / 2), exit=False)  # says where it is stuck
+        self._size_thread_pools()
+        try:
+            await self.server.serve(self.listeners)
+            self._send_stats()
+            if self.settings.profile.warm_start and self.server.started:
+                self.channel.send(Learnt(sections=self.capture("host")))
+            code = ExitCode.CLEAN
+        except JumpstartError as error:
+            code = exit_code(error)
+            self.channel.send(BootFailed(exit_code=code, text=str(error)))
+        except BaseException:
+            code = ExitCode.INTERNAL
+            text = f"internal error in worker pid={os.getpid()}\n{traceback.format_exc()}"
+            self.channel.send(BootFailed(exit_code=code, text=text))
+        await self.channel.flush()
+        listening.cancel()
+        self.channel.close()
+        await _cancel_leftovers()
+        return code
+
+    def _size_thread_pools(self) -> None:
+        """Sync code of ASGI apps gets the tenant's threads: anyio's limiter, and asyncio's default executor."""
+        threads = self.settings.tenant.threads
+        executor = ThreadPoolExecutor(threads, thread_name_prefix="jumpstart-executor")
+        asyncio.get_running_loop().set_default_executor(executor)
+        if self.booted.interface != "wsgi":
+            import anyio.to_thread
+
+            anyio.to_thread.current_default_thread_limiter().total_tokens = threads
+
+    async def _follow_control(self) -> None:
+        try:
+            while True:
+                message = await self.channel.receive()
+                if isinstance(message, Accept):
+                    self.may_accept.set()
+                elif isinstance(message, Drain):
+                    self._drain()
+                elif isinstance(message, Ask):
+                    self._answer(message)
+        except ChannelClosedError:
+            os._exit(ExitCode.INTERNAL)  # the supervisor is gone, and the port with it
+
+    def _drain(self) -> None:
+        self.server.should_exit = True
+        self.drain_asked.set()
+
+    def _answer(self, ask: Ask) -> None:
+        if ask.capture:
+            task = asyncio.create_task(self._capture_for(ask.number))
+            self._captures.add(task)
+            task.add_done_callback(self._captures.discard)
+        else:
+            self._send_stats(ask.number)
+
+    def _send_stats(self, number: int = 0) -> None:
+        observed = self.observer.snapshot()
+        self.channel.send(Stats(number=number, observed=observed, threads=self.pool.threads, busy=self.pool.busy))
+
+    async def _capture_for(self, number: int) -> None:
+        sections = await asyncio.to_thread(self.capture, "ship")
+        self.channel.send(Captured(number=number, sections=sections, observed=self.observer.snapshot()))
+
+    # ------------------------------------------------------------------ before the first connection
+
+    async def become_ready(self, state: dict[str, Any]) -> None:
+        """After lifespan start-up: restore, warm up, say so, and wait until the port listens."""
+        if self.start.role == "builder":
+            await self._build(state)
+            return
+        await self.booted.restore_late()
+        with self.stopwatch.span("warm-up requests"):
+            warmup = await self._warm_up(state)
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        faulthandler.cancel_dump_traceback_later()
+        report = msgspec.structs.replace(self.booted.report(), warmup=warmup)
+        self.channel.send(WorkerReady(report=report))
+        await self.may_accept.wait()
+        self._learner = asyncio.create_task(self._keep_learning())
+
+    async def _warm_up(self, state: dict[str, Any]) -> WarmupReport:
+        recorded = self.corpus.requests_for_warmup(REPLAY_LIMIT)
+        worked: set[WarmRequest] = set()
+
+        def note(outcome: Outcome) -> None:
+            if outcome.error is None:
+                worked.add(outcome.request)
+
+        replayed = recorded if self.settings.tenant.replay else []
+        budget_s = self.settings.tenant.warmup_budget
+        result = await self.replay([*self._requests, *replayed], state, budget_s, note)
+        total = sum(request.weight for request in recorded)
+        covered = sum(request.weight for request in recorded if request in worked)
+        return WarmupReport(
+            sent=result.requests,
+            ok=result.ok,
+            skipped=result.skipped,
+            failures=[f"{failure.method} {failure.path}: {failure.error}" for failure in result.failed],
+            elapsed_s=result.elapsed_s,
+            cold_events=result.cold_events,
+            coverage=covered / total if total and replayed else None,
+        )
+
+    async def replay(
+        self,
+        requests: Sequence[WarmRequest],
+        state: dict[str, Any],
+        budget_s: float,
+        on_result: Callable[[Outcome], None],
+    ) -> WarmupResult:
+        """Run *requests* through the app in this process; results are discarded, failures counted."""
+        root_path = self.settings.tenant.root_path
+        if self.booted.interface != "wsgi":
+            return await warm_asgi(
+                self.app, requests, state=state, budget_s=budget_s, root_path=root_path, on_result=on_result
+            )
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[WarmupResult] = loop.create_future()
+
+        def work() -> None:
+            result = warm_wsgi(
+                self.observed_wsgi, requests, budget_s=budget_s, root_path=root_path, on_result=on_result
+            )
+            loop.call_soon_threadsafe(done.set_result, result)
+
+        self.pool.submit(work)
+        try:
+            # A handler that blocks keeps its thread; the boot goes on without it.
+            return await asyncio.wait_for(done, budget_s + WARMUP_PATIENCE)
+        except TimeoutError:
+            logger.warning("warm-up: a handler did not return within the budget; going on without it")
+            return WarmupResult(skipped=len(requests), elapsed_s=budget_s)
+
+    async def _build(self, state: dict[str, Any]) -> None:
+        """Run the requests of a file once and send everything that was learnt from them; then end."""
+        requests = read_requests(Path(self.start.requests)) if self.start.requests else []
+
+        def count(outcome: Outcome) -> None:
+            request = outcome.request
+            if outcome.error is None and outcome.status is not None and outcome.status < 400:
+                route = normalise_path(request.path.partition("?")[0])
+                self.corpus.observe_request(route, request.method, request.path, request.headers)
+
+        limit = self.settings.tenant.startup_timeout or float("inf")
+        result = await self.replay(requests, state, limit, count)
+        sections = await asyncio.to_thread(self.capture, "ship")
+        self.channel.send(
+            Captured(
+                number=0,
+                sections=sections,
+                observed=self.observer.snapshot(),
+                failures=[f"{failure.method} {failure.path}: {failure.error}" for failure in result.failed],
+            )
+        )
+        self._drain()
+
+    # ------------------------------------------------------------------ what it learns
+
+    async def _keep_learning(self) -> None:
+        """Tell the supervisor what is new, now and then, so that little is lost to a kill -9."""
+        last_stats = 0.0
+        while not self.server.should_exit:
+            await asyncio.sleep(LEARN_INTERVAL)
+            if self.settings.profile.warm_start and self.observer.changes != self._learnt_at:
+                self._learnt_at = self.observer.changes
+                sections = await asyncio.to_thread(self.capture, "host")
+                self.channel.send(Learnt(sections=sections))
+            if time.monotonic() - last_stats >= STATS_INTERVAL:
+                last_stats = time.monotonic()
+                self._send_stats()
+
+    def capture(self, purpose: Purpose) -> dict[str, Section]:
+        """Ask every recorder for what it knows. From any thread."""
+        recorders = self.booted.recorders
+        sections = {}
+        for name, records in recorders.capture(purpose).items():
+            recorder = recorders.get(name)
+            if recorder is not None and records:
+                sections[name] = Section(recorder.version, recorder.encoding, records)
+        return sections
+
+
+def _as_asgi3(booted: Booted) -> Any:
+    if booted.interface == "asgi":
+        return booted.app
+    from uvicorn.middleware.asgi2 import ASGI2Middleware
+
+    return ASGI2Middleware(booted.app)
+
+
+async def _cancel_leftovers() -> None:
+    """End tasks that the app left behind; the runner would wait for them without a limit."""
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+
+
+class _WarmServer(uvicorn.Server):
+    """uvicorn's server, which accepts when the worker is ready and leaves signals to the worker."""
+
+    def __init__(self, config: uvicorn.Config, worker: _Worker) -> None:
+        super().__init__(config)
+        self.worker = worker
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """
+        Start the app, make it warm, and listen, unless a drain is asked first.
+
+        Raises:
+            AppLoadError: the app's lifespan start-up failed.
+        """
+        lifespan = self.lifespan
+        complaints = _Complaints()
+        lifespan.logger = complaints  # one message per worker would be noise
+        booting = asyncio.ensure_future(self._boot(lifespan, complaints))
+        draining = asyncio.ensure_future(self.worker.drain_asked.wait())
+        await asyncio.wait({booting, draining}, return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        if not booting.done():
+            booting.cancel()
+            await asyncio.wait({booting}, timeout=CANCEL_GRACE)
+        elif not booting.cancelled():
+            booting.result()
+        if self.should_exit:
+            if complaints.started:
+                await lifespan.shutdown()
+            return
+        lifespan.logger = logging.getLogger("uvicorn.error")
+        self.lifespan = _Started(lifespan)
+        await super().startup(sockets)
+
+    async def _boot(self, lifespan: Any, complaints: _Complaints) -> None:
+        with self.worker.stopwatch.span("lifespan start-up"):
+            await lifespan.startup()
+        if lifespan.should_exit:
+            raise AppLoadError("\n".join(["the app's lifespan start-up failed", *complaints.texts]).rstrip())
+        complaints.started = True
+        await self.worker.become_ready(lifespan.state)
+
+
+class _Complaints(logging.Logger):
+    """Collects what uvicorn says about a lifespan that fails, for one message from the supervisor."""
+
+    def __init__(self) -> None:
+        super().__init__("jumpstart_server.lifespan")
+        self.texts: list[str] = []
+        self.started = False
+
+    def isEnabledFor(self, level: int) -> bool:  # logging's name
+        return level >= logging.ERROR
+
+    def handle(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().strip()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        if text != "Application startup failed. Exiting.":
+            self.texts.append(text)
+
+
+class _Started:
+    """A lifespan whose start-up is done: what uvicorn's server needs from then on."""
+
+    def __init__(self, lifespan: Any) -> None:
+        self._lifespan = lifespan
+        self.should_exit = False
+        self.state = lifespan.state
+
+    async def startup(self) -> None:
+        pass
+
+    async def shutdown(self) -> None:
+        await self._lifespan.shutdown()

@@ -1,0 +1,3 @@
+"""Imported by the /lazy handler only."""
+
+VALUE = "lazily imported"

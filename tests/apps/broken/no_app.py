@@ -1,0 +1,3 @@
+"""Has no app in it."""
+
+VALUE = 42

@@ -1,0 +1,3 @@
+"""Raises while it is imported."""
+
+raise RuntimeError("the database password is missing (raised on purpose)")
