@@ -25,6 +25,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -519,8 +520,7 @@ def _selects(sql: str) -> bool:
 
 @cache
 def _cache_class() -> Any:
-    # Imported on use: diskcache takes 50 to 150 ms, and a host with nothing stored does not need it.
-    import diskcache
+    diskcache = _import_diskcache()
 
     class BytesOnlyDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
         """Stores and returns bytes under text keys, inside the database; refuses everything else."""
@@ -561,6 +561,23 @@ def _cache_class() -> Any:
                 raise
 
     return Cache
+
+
+def _import_diskcache() -> Any:
+    """
+    Import diskcache, which takes 50 ms, where something is stored; without Django, which it would import if installed.
+
+    That would cost another 110 ms, and put modules into the process that the app should be seen to import.
+    """
+    hidden = "django" not in sys.modules
+    if hidden:
+        sys.modules["django"] = None  # type: ignore[assignment]  # the documented way to make an import fail
+    try:
+        import diskcache
+    finally:
+        if hidden:
+            del sys.modules["django"]
+    return diskcache
 
 
 _MODE_RAW = 1  # diskcache.core.MODE_RAW

@@ -22,13 +22,20 @@ from jumpstart.paths import HostPaths, host_paths
 from jumpstart_server.settings import SECTIONS, Option, Settings, annotated_type, declared_options
 
 DEFAULT_FILES = ("jumpstart.toml", "pyproject.toml")
+ADDRESS_KEYS = ("bind", "host", "port", "uds", "fd")
+COMMAND_LINE, ENVIRONMENT, FILE, OTHER_ENVIRONMENT = range(4)  # sources, strongest first
 
 
 @dataclass(frozen=True)
 class _Value:
     raw: Any
     place: str  # for the message: "--workers", "JUMPSTART_WORKERS", "jumpstart.toml: [tenants.web] workers"
-    textual: bool  # from the command line or the environment, where everything is text
+    rank: int  # of its source; the lowest wins
+
+    @property
+    def textual(self) -> bool:
+        """It comes from where everything is text."""
+        return self.rank != FILE
 
 
 def environment() -> dict[str, str]:
@@ -66,12 +73,13 @@ def load_settings(
     document, file = _read_file(config_file, cwd)
     tenant_name, tables = _tables(document, file, tenant)
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    ranks: dict[str, int] = {}
     for option in declared_options():
         value = _lookup(option, command_line, environ, tables, file, tenant_name)
         if value is not None:
             values[option.section][option.key] = _convert(option, value, file, cwd)
-            if value.place == "PORT":
-                _apply_platform_port(values["tenant"])
+            ranks[option.key] = value.rank
+    _keep_one_address(values["tenant"], ranks)
     if not values["app"].get("app_dir"):
         values["app"]["app_dir"] = str(cwd)
     hosts = host_paths(environ, Path.home())
@@ -161,23 +169,30 @@ def _lookup(
 ) -> _Value | None:
     given = command_line.get(f"{option.section}.{option.key}")
     if given is not None and given != ():
-        return _Value(given, option.flags[0] if option.flags else "TARGET", True)
+        return _Value(given, option.flags[0] if option.flags else "TARGET", COMMAND_LINE)
     if option.env in environ:
-        return _Value(_from_environment(option, environ[option.env]), option.env, True)
+        return _Value(_from_environment(option, environ[option.env]), option.env, ENVIRONMENT)
     table = tables.get(option.section, {})
     if option.key in table:
-        return _Value(table[option.key], f"{file}: {_place(option.section, tenant)} {option.key}", False)
+        return _Value(table[option.key], f"{file}: {_place(option.section, tenant)} {option.key}", FILE)
     for name in option.other_env:
         if environ.get(name):
-            return _Value(_from_environment(option, environ[name]), name, True)
+            return _Value(_from_environment(option, environ[name]), name, OTHER_ENVIRONMENT)
     return None
 
 
-def _apply_platform_port(tenant: dict[str, Any]) -> None:
-    """``$PORT`` is how platforms say where to listen: on all addresses (as gunicorn), unless an address is given."""
-    if tenant.keys() & {"bind", "uds", "fd"}:
-        del tenant["port"]
-    else:
+def _keep_one_address(tenant: dict[str, Any], ranks: Mapping[str, int]) -> None:
+    """
+    An address on the command line replaces one of the file, however each is spelled.
+
+    ``$PORT`` is how platforms say where to listen: on all addresses, as gunicorn has it.
+    """
+    given = [key for key in ADDRESS_KEYS if key in tenant]
+    strongest = min((ranks[key] for key in given), default=0)
+    for key in given:
+        if ranks[key] > strongest:
+            del tenant[key]
+    if "port" in tenant and ranks["port"] == OTHER_ENVIRONMENT:
         tenant.setdefault("host", "0.0.0.0")
 
 

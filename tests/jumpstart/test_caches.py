@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jumpstart import caches, cached
+from jumpstart import cached, caches
 from jumpstart.caches import CacheInfo, stable_digest
 from jumpstart.context import RequestContext, request_context
 from jumpstart.recorder import WarmSettings
@@ -93,7 +93,7 @@ def test_expired_entries_do_not_pile_up() -> None:
 def test_options_out_of_range_are_refused() -> None:
     for options in ({"ttl": 0}, {"ttl": -1}, {"maxsize": 0}, {"snapshot": "values"}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            cached(**options)(print)  # type: ignore[call-overload]
+            cached(**options)(print)
 
 
 def test_methods_are_bound() -> None:
@@ -195,14 +195,14 @@ def test_recursion_with_the_same_arguments_does_not_wait_for_itself() -> None:
     @cached
     def again() -> int:
         depth.append(1)
-        return again() if len(depth) < 3 else 7  # type: ignore[no-any-return]
+        return again() if len(depth) < 3 else 7
 
     assert again() == 7
 
     @cached
     async def later() -> int:
         depth.append(1)
-        return await later() if len(depth) < 6 else 8  # type: ignore[no-any-return]
+        return await later() if len(depth) < 6 else 8
 
     assert asyncio.run(later()) == 8
 
@@ -239,8 +239,8 @@ def test_coroutine_functions_compute_once_per_loop_and_survive_cancellation() ->
     async def main() -> None:
         assert await asyncio.gather(*(fetch("a") for _ in range(5))) == ["A"] * 5
         assert calls == ["a"] and fetch.cache_info()[:2] == (4, 1)
-        first = asyncio.create_task(fetch("b"))  # type: ignore[arg-type]  # the protocol says Awaitable
-        second = asyncio.create_task(fetch("b"))  # type: ignore[arg-type]
+        first = asyncio.create_task(fetch("b"))
+        second = asyncio.create_task(fetch("b"))
         await asyncio.sleep(0)
         first.cancel()
         assert await second == "B"
@@ -252,7 +252,7 @@ def test_coroutine_functions_compute_once_per_loop_and_survive_cancellation() ->
         assert calls.count("bad") == 1
 
     asyncio.run(main())
-    assert asyncio.run(fetch("a")) == "A"  # type: ignore[arg-type]
+    assert asyncio.run(fetch("a")) == "A"
 
 
 def test_misses_in_requests_are_cold_events() -> None:
@@ -281,8 +281,8 @@ def test_digests_of_arguments_are_the_same_in_every_process() -> None:
         digests.add(done.stdout.strip())
     assert digests == {stable_digest(*eval(arguments))}
     different = [((1,), {}), ((True,), {}), (("1",), {}), ((b"1",), {}), (((1,),), {}), (([1],), {}), ((), {"a": 1})]
-    different += [((datetime(2026, 1, 1),), {}), (("a", "b"), {}), (("ab",), {}), ((("a",), "b"), {})]  # type: ignore[list-item]
-    assert len({stable_digest(args, kwargs) for args, kwargs in different}) == len(different)  # type: ignore[arg-type]
+    different += [((datetime(2026, 1, 1),), {}), (("a", "b"), {}), (("ab",), {}), ((("a",), "b"), {})]
+    assert len({stable_digest(args, kwargs) for args, kwargs in different}) == len(different)
 
 
 # -- the recorder --
@@ -319,7 +319,7 @@ def private(a):
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes a recorder and a fresh module `cached_shop` as a new process would have them, so many seconds later."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -334,7 +334,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setitem(sys.modules, "cached_shop", module)
         return CachedRecorder(WarmSettings(), now=lambda: NOW + timedelta(seconds=later)), module
 
-    yield fresh
+    return fresh
 
 
 def restored(recorder: CachedRecorder, records: list[Record], tally: Tally | None = None) -> Tally:

@@ -199,7 +199,7 @@ def test_another_finder_that_asks_find_spec_does_not_recurse(observed: Path) -> 
             finally:
                 self.busy = False
 
-    sys.meta_path.insert(1, Nosy())  # type: ignore[arg-type]  # typeshed asks for a newer protocol than import does
+    sys.meta_path.insert(1, Nosy())
     got: list[str] = []
     imports.when_imported("wrapped_mod", lambda module: got.append(module.__name__))
     importlib.import_module("wrapped_mod")

@@ -1,4 +1,4 @@
-"""Bytecode from a profile: used only where there is no valid ``.pyc``, only for the very same source, invisible otherwise."""
+"""Bytecode from a profile: only where there is no valid ``.pyc``, only for the very same source, else invisible."""
 
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ class ObservedASGI:
         exchange = _Exchange(receive, send, self._clock)
         own = scope.get(WARMUP_KEY) is True
         marked = own
-        for header in scope["headers"]:  # a plain loop: any() with a generator takes a microsecond more
+        for header in scope["headers"]:  # a plain loop takes half the time of any() with a generator
             if header[0] == _MARKER_BYTES:
                 marked = True
         warmup = own or (marked and self._trust)

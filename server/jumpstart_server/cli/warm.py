@@ -46,7 +46,7 @@ def warm(
         raise ConfigError("--budget and --timeout must be over 0, --concurrency at least 1")
     wanted = read_requests(Path(requests)) if requests is not None else _requests_of_profile(Path(profile or ""))
     view: _Bar | _Lines = _Bar(budget) if click.get_text_stream("stderr").isatty() else _Lines()
-    with view as show:
+    with view:
         result = warm_host(
             url,
             wanted,
@@ -54,7 +54,7 @@ def warm(
             concurrency=concurrency,
             timeout_s=timeout,
             verify=False if insecure else (Path(ca_file) if ca_file else True),
-            progress=show,
+            progress=view,
         )
     for request in result.requests:
         first = "-" if request.first_ms is None else f"{request.first_ms:.1f} ms"
