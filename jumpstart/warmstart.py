@@ -522,7 +522,7 @@ def _selects(sql: str) -> bool:
 def _cache_class() -> Any:
     diskcache = _import_diskcache()
 
-    class BytesOnlyDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
+    class BytesOnlyDisk(diskcache.Disk):  # type: ignore[misc, name-defined]  # diskcache has no types
         """Stores and returns bytes under text keys, inside the database; refuses everything else."""
 
         def put(self, key: object) -> tuple[str, bool]:
@@ -551,7 +551,7 @@ def _cache_class() -> Any:
         def remove(self, file_path: object) -> None:
             """Nothing: a row's file name is not ours, whatever it points to."""
 
-    class Cache(diskcache.Cache):  # type: ignore[misc]  # diskcache has no types
+    class Cache(diskcache.Cache):  # type: ignore[misc, name-defined]  # diskcache has no types
         def __init__(self, directory: str) -> None:
             try:
                 super().__init__(directory, timeout=SQLITE_TIMEOUT_S, disk=BytesOnlyDisk, **_SETTINGS)

@@ -29,8 +29,8 @@ BUILT_IN = (
     "jumpstart.recorders.regex:RegexRecorder",
     "jumpstart.recorders.lru:LruCacheRecorder",
     "jumpstart.recorders.cached:CachedRecorder",
-    "jumpstart.recorders.jinja:JinjaBytecodeRecorder",
     "jumpstart.recorders.jinja:JinjaRecorder",
+    "jumpstart.recorders.jinja:JinjaBytecodeRecorder",  # after: its records are settled by what that one restored
     "jumpstart.recorders.flask:FlaskRecorder",
     "jumpstart.recorders.starlette:OpenapiRecorder",
     "jumpstart.recorders.starlette:StarletteRecorder",

@@ -132,6 +132,14 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     warmup_budget: Annotated[
         float, _option("Time for warm-up requests of a worker; the rest is skipped.", "--warmup-budget", unit="s", ge=0)
     ] = 10
+    warmup_host: Annotated[
+        str,
+        _option(
+            "Host header of warm-up requests that bring none; name one of the app's own where it checks (Django's "
+            "ALLOWED_HOSTS).",
+            "--warmup-host",
+        ),
+    ] = "localhost"
     replay: Annotated[
         bool,
         _option(

@@ -253,12 +253,19 @@ class _Worker:
         worked: set[WarmRequest] = set()
 
         def note(outcome: Outcome) -> None:
-            if outcome.error is None:
+            # What was recorded had succeeded: a 400 here is an app that does not know the warm-up's Host, say.
+            if outcome.error is None and outcome.status is not None and outcome.status < 400:
                 worked.add(outcome.request)
 
         replayed = recorded if self.settings.tenant.replay else []
         budget_s = self.settings.tenant.warmup_budget
         result = await self.replay([*self._requests, *replayed], state, budget_s, note)
+        if replayed and not worked:
+            logger.warning(
+                "warm-up: none of %d recorded requests succeeded (statuses: %s); if the app checks the Host header, "
+                "name one of its own with --warmup-host",
+                *(len(replayed), ", ".join(f"{count} × {status}" for status, count in result.statuses.items())),
+            )
         total = sum(request.weight for request in recorded)
         covered = sum(request.weight for request in recorded if request in worked)
         return WarmupReport(
@@ -280,16 +287,28 @@ class _Worker:
     ) -> WarmupResult:
         """Run *requests* through the app in this process; results are discarded, failures counted."""
         root_path = self.settings.tenant.root_path
+        server = (self.settings.tenant.warmup_host, 80)
         if self.booted.interface != "wsgi":
             return await warm_asgi(
-                self.app, requests, state=state, budget_s=budget_s, root_path=root_path, on_result=on_result
+                self.app,
+                requests,
+                state=state,
+                budget_s=budget_s,
+                server=server,
+                root_path=root_path,
+                on_result=on_result,
             )
         loop = asyncio.get_running_loop()
         done: asyncio.Future[WarmupResult] = loop.create_future()
 
         def work() -> None:
             result = warm_wsgi(
-                self.observed_wsgi, requests, budget_s=budget_s, root_path=root_path, on_result=on_result
+                self.observed_wsgi,
+                requests,
+                budget_s=budget_s,
+                server=server,
+                root_path=root_path,
+                on_result=on_result,
             )
             loop.call_soon_threadsafe(done.set_result, result)
 

@@ -45,8 +45,7 @@ def warm(
     if budget <= 0 or timeout <= 0 or concurrency < 1:
         raise ConfigError("--budget and --timeout must be over 0, --concurrency at least 1")
     wanted = read_requests(Path(requests)) if requests is not None else _requests_of_profile(Path(profile or ""))
-    view: _Bar | _Lines = _Bar(budget) if click.get_text_stream("stderr").isatty() else _Lines()
-    with view:
+    with _view(budget) as view:
         result = warm_host(
             url,
             wanted,
@@ -82,6 +81,12 @@ def _requests_of_profile(path: Path) -> list[WarmRequest]:
 def _words(progress: Progress) -> str:
     latency = "" if progress.p50_ms is None else f"p50 {progress.p50_ms:.1f} ms, p95 {progress.p95_ms:.1f} ms, "
     return f"round {progress.rounds}: {latency}{progress.errors} errors; {progress.reason}"
+
+
+def _view(budget: float) -> _Bar | _Lines:
+    if click.get_text_stream("stderr").isatty():
+        return _Bar(budget)
+    return _Lines()
 
 
 class _Lines:
