@@ -1,8 +1,8 @@
 """
-The request that the current code runs for: how an app learns that it is being warmed, and how cold events find their request.
+The request that the current code runs for: how an app learns that it is being warmed, and how cold work is put to it.
 
-The server (or a test) opens one `RequestContext` per request; recorders' hooks call `cold_event` from whatever thread or
-task the work happens in, since context variables follow both.
+The server (or a test) opens one `RequestContext` per request; recorders' hooks call `cold_event` from whatever thread
+or task the work happens in, since context variables follow both.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ its traceback, and harms nothing. Hooks, in the order in which a boot calls them
 
 1. `observe`         before the app is imported: install what sees cold work (see `jumpstart.imports.when_imported`)
 2. `restore_early`   before the app is imported: what the import itself profits from (bytecode, regular expressions)
-3. `restore`         after the import, in the process that workers are forked from: **no threads, sockets or event loops**
+3. `restore`         after the import, in the process that workers are forked from: **no threads, sockets or loops**
 4. `restore_late`    in each worker, inside its event loop and after lifespan start-up: what needs connections
 5. `capture`         while serving, from any thread: everything that a process like this would want back
 """

@@ -1,6 +1,37 @@
-"""``python -m jumpstart_server`` is the ``jumpstart`` command."""
+"""
+The ``jumpstart`` command, and ``python -m jumpstart_server``.
 
-from jumpstart_server.cli import main
+``serve`` starts the process that will import the app before anything else is imported here: both take a while.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from jumpstart_server.spawn import Interpreter, start_interpreter
+
+
+def main() -> None:
+    """Run the command line and exit with the codes of the README."""
+    started = time.monotonic()
+    waiting = _start_ahead(sys.argv[1:])
+    from jumpstart_server.cli import run
+
+    try:
+        code = run(started, waiting)
+    finally:
+        if waiting is not None:
+            waiting.end()  # does nothing when the supervisor has taken it
+    sys.exit(code)
+
+
+def _start_ahead(words: list[str]) -> Interpreter | None:
+    if words[:1] != ["serve"] or {"-h", "--help"} & set(words):
+        return None
+    label = words[1] if len(words) > 1 and not words[1].startswith("-") else "app"
+    return start_interpreter(label)
+
 
 if __name__ == "__main__":
     main()

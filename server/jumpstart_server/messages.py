@@ -42,7 +42,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         role: ``mold`` forks workers; ``worker`` boots the app and serves by itself; ``builder`` captures a profile.
         started: the supervisor's start on the monotonic clock, in seconds.
-        listeners: numbers of the inherited listening sockets.
+        listeners: how many bound sockets come along.
         requests: for a builder: the file of requests.
     """
 
@@ -52,7 +52,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     generation: int = 0
     slot: int = 0
     supervisor_pid: int = 0
-    listeners: list[int] = []
+    listeners: int = 0
     requests: str = ""
 
 

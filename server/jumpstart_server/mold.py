@@ -45,14 +45,14 @@ def main() -> None:
         os._exit(ExitCode.INTERNAL)
     assert isinstance(start, Start)
     system.die_with_parent(start.supervisor_pid)
+    listeners = [socket.socket(fileno=channel.take_descriptor()) for _ in range(start.listeners)]
     control.set_inheritable(False)
-    for number in start.listeners:
-        os.set_inheritable(number, False)
     sys.argv[:] = ["jumpstart", "serve", start.settings.target]
     set_up_logging(start.settings.server.log_level)
     # Ctrl-C reaches the whole process group; the supervisor alone acts on it. A function and not SIG_IGN, which the
     # app's own subprocesses would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     limit = start.settings.tenant.startup_timeout
     if limit:
         faulthandler.dump_traceback_later(max(limit - 0.5, limit / 2), exit=False)  # says where a stuck import stands
@@ -65,7 +65,6 @@ def main() -> None:
     except BaseException:
         _fail(channel, ExitCode.INTERNAL, f"internal error while booting\n{traceback.format_exc()}")
     faulthandler.cancel_dump_traceback_later()
-    listeners = [socket.socket(fileno=number) for number in start.listeners]
     if start.role == "mold":
         _serve_forks(channel, start, booted, corpus, listeners)
     worker.run(control, start, booted, corpus, listeners, process=f"worker {start.slot}")
@@ -93,7 +92,7 @@ def _serve_forks(
 ) -> NoReturn:
     with booted.stopwatch.span("audit and freeze"):
         gc.collect()  # what the import left behind would otherwise be frozen with the rest
-        own = {channel.sock.fileno(), *start.listeners}
+        own = {channel.sock.fileno(), *(listener.fileno() for listener in listeners)}
         reasons = reasons_not_to_fork(own)
         gc.freeze()
     report = booted.report("spawn" if reasons else "fork", reasons)

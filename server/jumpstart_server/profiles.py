@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,28 +79,15 @@ def build(settings: Settings, requests: str) -> Built:
         JumpstartError: the builder died.
     """
     started = time.monotonic()
-    ours, theirs = socket.socketpair()
-    with ours:
-        pid = start_interpreter(theirs, settings.target)
-        try:
-            channel = BlockingChannel(ours)
-            ours.sendall(
-                encode(
-                    Start(
-                        role="builder",
-                        settings=settings,
-                        started=started,
-                        supervisor_pid=os.getpid(),
-                        requests=requests,
-                    )
-                )
-            )
-            captured = _await_capture(channel, settings)
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            raise
-        finally:
-            os.waitpid(pid, 0)
+    start = Start(role="builder", settings=settings, started=started, supervisor_pid=os.getpid(), requests=requests)
+    builder = start_interpreter(settings.target)
+    try:
+        builder.tell(encode(start), [])
+        captured = _await_capture(BlockingChannel(builder.control), settings)
+        builder.wait()
+    finally:
+        builder.end()
+        builder.control.close()
     seconds = time.monotonic() - started
     data = pack(settings, captured.sections, captured.observed, seconds, datetime.now(UTC))
     count = sum(stats.requests for stats in captured.observed.warmup.values())

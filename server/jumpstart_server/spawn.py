@@ -1,28 +1,70 @@
-"""Starting the processes that hold the app: always a fresh interpreter, which then reads what it is to be."""
+"""
+Starting the processes that hold the app: always a fresh interpreter, which then reads what it is to be.
+
+An interpreter takes as long to start and to import the server's own code as settings take to be parsed. So
+`jumpstart serve` starts the first one before it does anything else, and tells it its role when it knows.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 
 
-def start_interpreter(control: socket.socket, label: str) -> int:
-    """
-    Start ``python -m jumpstart_server.mold`` with *control* as its channel, and give *control* away. Return the pid.
+class Interpreter:
+    """A child that waits for its `Start`, or has had it. *control* is our end of its channel."""
 
-    Inherited are the environment, the flags of this interpreter, and descriptors that are marked inheritable.
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.control = control
+        self._is_ours_to_end = True
+
+    def tell(self, message: bytes, descriptors: list[int]) -> None:
+        """
+        Send the first message, with the sockets that it names.
+
+        Raises:
+            OSError: the process is gone.
+        """
+        socket.send_fds(self.control, [message], descriptors)
+
+    def release(self) -> None:
+        """Leave its end, and its collection, to somebody who collects all children."""
+        self._is_ours_to_end = False
+
+    def wait(self) -> None:
+        """Collect it when it has ended by itself."""
+        os.waitpid(self.pid, 0)
+        self._is_ours_to_end = False
+
+    def end(self) -> None:
+        """Kill and collect it, unless it was collected or released."""
+        if self._is_ours_to_end:
+            self._is_ours_to_end = False
+            self.control.close()
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def start_interpreter(label: str) -> Interpreter:
+    """
+    Start ``python -m jumpstart_server.mold``.
+
+    It inherits the environment and the flags of this interpreter. SIGINT is blocked in it until it has a handler, so
+    that a Ctrl-C in its first moments leaves no traceback of ours on the terminal.
 
     Args:
         label: shown by ps; nothing else.
     """
-    control.set_inheritable(True)
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-    # -P: a folder of the user's with a file called logging.py must not come first on sys.path.
-    safe_path = [] if "-P" in flags else ["-P"]
-    words = [sys.executable, *flags, *safe_path, "-m", "jumpstart_server.mold", str(control.fileno()), label]
-    try:
-        return os.posix_spawn(sys.executable, words, os.environ)
-    finally:
-        control.close()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.set_inheritable(True)
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+        # -P: a folder of the user's with a file called logging.py must not come first on sys.path.
+        safe_path = [] if "-P" in flags else ["-P"]
+        words = [sys.executable, *flags, *safe_path, "-m", "jumpstart_server.mold", str(theirs.fileno()), label]
+        pid = os.posix_spawn(sys.executable, words, os.environ, setsigmask=[signal.SIGINT])
+    return Interpreter(pid, ours)

@@ -46,7 +46,7 @@ from jumpstart_server.messages import (
     encode,
 )
 from jumpstart_server.settings import Settings, boot_settings
-from jumpstart_server.spawn import start_interpreter
+from jumpstart_server.spawn import Interpreter, start_interpreter
 from jumpstart_warmup.observe import ObserverSnapshot, merge_snapshots
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,13 @@ class Supervisor:
     One tenant's server. `run` serves until a signal and returns the exit code.
     """
 
-    def __init__(self, settings: Settings, started: float) -> None:
+    def __init__(self, settings: Settings, started: float, waiting: Interpreter | None = None) -> None:
+        """
+        Args:
+            started: when the command began, on the monotonic clock.
+            waiting: an interpreter that was started ahead and becomes the first process.
+        """
+        self._waiting = waiting
         self.settings = settings
         self.started = started
         self.sockets: list[socket.socket] = []
@@ -257,10 +263,8 @@ class Supervisor:
         if self._tenant.fork == "never":
             self._spawn_workers()
             return
-        ours, theirs = socket.socketpair()
-        start = self._start_message("mold", 0)
-        pid = self._start_process(theirs)
-        self._spawn_task(self._follow_mold(pid, ours, start))
+        interpreter = self._start_process("mold", 0)
+        self._spawn_task(self._follow_mold(interpreter, self.generation))
 
     def _start_message(self, role: str, slot: int) -> Start:
         return Start(
@@ -270,18 +274,23 @@ class Supervisor:
             generation=self.generation,
             slot=slot,
             supervisor_pid=os.getpid(),
-            listeners=[sock.fileno() for sock in self.sockets],
+            listeners=len(self.sockets),
         )
 
-    def _start_process(self, control: socket.socket) -> int:
-        pid = start_interpreter(control, self.settings.target)
-        self._pids.add(pid)
-        return pid
+    def _start_process(self, role: str, slot: int) -> Interpreter:
+        """Take the interpreter that waits already, or start one, and tell it its role."""
+        interpreter, self._waiting = self._waiting or start_interpreter(self.settings.target), None
+        interpreter.release()
+        self._pids.add(interpreter.pid)
+        try:
+            interpreter.tell(encode(self._start_message(role, slot)), [sock.fileno() for sock in self.sockets])
+        except OSError as error:
+            logger.warning("process %d ended before it was told its role: %s", interpreter.pid, error)
+        return interpreter
 
-    async def _follow_mold(self, pid: int, sock: socket.socket, start: Start) -> None:
-        sock.sendall(encode(start))
-        channel = await Channel.open(sock)
-        mold = self.mold = Mold(pid, start.generation, sock, channel)
+    async def _follow_mold(self, interpreter: Interpreter, generation: int) -> None:
+        channel = await Channel.open(interpreter.control)
+        mold = self.mold = Mold(interpreter.pid, generation, interpreter.control, channel)
         failed = False
         try:
             async with asyncio.timeout(self._tenant.startup_timeout or None):
@@ -301,7 +310,7 @@ class Supervisor:
                     exit_code=ExitCode.APP, text=f"the app was not imported within --startup-timeout {limit:g} s"
                 )
             )
-            self._kill(pid, signal.SIGKILL)
+            self._kill(mold.pid, signal.SIGKILL)
         except ChannelClosedError:
             pass
         finally:
@@ -363,25 +372,26 @@ class Supervisor:
     # ------------------------------------------------------------------ workers
 
     def _start_worker(self, slot: int) -> None:
-        ours, theirs = socket.socketpair()
-        member = Member(Worker(slot, self.generation, since=time.monotonic()))
-        self.members[slot] = member
-        if self.start_method == "fork":
-            if self.mold is None or not self.mold.is_ready:
-                del self.members[slot]  # the next mold starts it
-                ours.close()
-                theirs.close()
-                return
-            try:
-                self.mold.fork(slot, theirs)
-            except OSError as error:
-                logger.warning("the mold does not take orders: %s", error)
-            theirs.close()
+        worker = Worker(slot, self.generation, since=time.monotonic())
+        if self.start_method == "spawn":
+            interpreter = self._start_process("worker", slot)
+            worker, control = replace(worker, pid=interpreter.pid), interpreter.control
+        elif self.mold is not None and self.mold.is_ready:
+            control = self._fork_worker(self.mold, slot)
         else:
-            pid = self._start_process(theirs)
-            member.worker = replace(member.worker, pid=pid)
-            ours.sendall(encode(self._start_message("worker", slot)))
-        self._spawn_task(self._follow_worker(member, ours))
+            return  # the next mold starts it
+        member = self.members[slot] = Member(worker)
+        self._spawn_task(self._follow_worker(member, control))
+
+    def _fork_worker(self, mold: Mold, slot: int) -> socket.socket:
+        """Order a worker; a mold that is gone shows as a worker that is gone at once."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                mold.fork(slot, theirs)
+            except OSError as error:
+                logger.warning("mold pid=%d does not take orders: %s", mold.pid, error)
+        return ours
 
     async def _follow_worker(self, member: Member, sock: socket.socket) -> None:
         channel = await Channel.open(sock)

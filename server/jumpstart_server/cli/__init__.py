@@ -6,8 +6,8 @@ Options that are settings are made from their declarations in `settings.py`; eac
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +17,16 @@ from jumpstart.errors import JumpstartError
 from jumpstart_server.config import environment, load_settings
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.settings import Option, Settings, declared_options
+from jumpstart_server.spawn import Interpreter
+
+
+@dataclass
+class Launch:
+    """How the command was started; `waiting` is taken by the supervisor that makes use of it."""
+
+    started: float
+    waiting: Interpreter | None
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,17 +83,23 @@ def cli() -> None:
     """An application server for Python (WSGI and ASGI) that boots warm."""
 
 
-def main() -> None:
-    """Run the command line and exit with the codes of the README."""
+def run(started: float, waiting: Interpreter | None) -> int:
+    """
+    Run the command line; return the exit code of the README.
+
+    Args:
+        started: when the command began, on the monotonic clock.
+        waiting: a process that was started ahead, for ``serve``.
+    """
     from jumpstart_server.cli import build, keys, profile, serve, status, warm  # noqa: F401  # each adds its command
 
     try:
-        sys.exit(cli.main(standalone_mode=False))
+        return int(cli.main(standalone_mode=False, obj=Launch(started, waiting)) or ExitCode.CLEAN)
     except click.ClickException as error:
         error.show()
-        sys.exit(ExitCode.USAGE)
+        return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)  # the shell's code for an end by Ctrl-C
+        return 130  # the shell's code for an end by Ctrl-C
     except JumpstartError as error:
         click.echo(f"jumpstart: {error}", err=True)
-        sys.exit(exit_code(error))
+        return exit_code(error)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import click
 
-from jumpstart_server.cli import cli, settings_of, settings_options
+from jumpstart_server.cli import Launch, cli, settings_of, settings_options
 from jumpstart_server.logs import set_up_logging
 
 
 @cli.command()
 @click.argument("target", required=False)
 @settings_options("app", "tenant", "profile", "server")
-def serve(target: str | None, config_file: str | None, tenant: str | None, **given: Any) -> int:
+@click.pass_obj
+def serve(launch: Launch, /, target: str | None, config_file: str | None, tenant: str | None, **given: Any) -> int:
     """Serve TARGET (module:app), warm from the last start on this host or from a profile."""
-    started = time.monotonic()
     settings = settings_of(target, config_file, tenant, given)
     set_up_logging(settings.server.log_level)
     from jumpstart_server.supervisor import Supervisor
 
-    return int(asyncio.run(Supervisor(settings, started).run()))
+    return int(asyncio.run(Supervisor(settings, launch.started, launch.waiting).run()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def _words(progress: Progress) -> str:
 
 
 def _view(budget: float) -> _Bar | _Lines:
-    if click.get_text_stream("stderr").isatty():
+    if sys.stderr.isatty():
         return _Bar(budget)
     return _Lines()
 

@@ -1,0 +1,51 @@
+"""What forked workers share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.server import APPS, Serve, Server
+
+pytestmark = pytest.mark.slow
+
+WORKERS = 4
+
+
+def pss_mb(pids: list[int]) -> float:
+    """Proportional set size of processes together, in MiB: a page that four share counts a quarter in each."""
+    kilobytes = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                kilobytes += int(line.split()[1])
+    return kilobytes / 1024
+
+
+def measure(server: Server, paths: list[str]) -> float:
+    """Of all of its processes, the mold and the supervisor too, once each worker has answered something."""
+    seen = set()
+    for _ in range(WORKERS * 10):
+        for path in paths:
+            assert server.get(path).status_code == 200
+        seen = {worker["pid"] for worker in server.status()["workers"]}
+    assert len(seen) == WORKERS
+    return pss_mb(sorted(server.processes()))
+
+
+@pytest.mark.parametrize(
+    ("folder", "target", "paths"),
+    [("fastapi_app", "fastapi_site:app", ["/", "/openapi.json"]), ("flask_app", "flask_site:app", ["/", "/books/1"])],
+)
+def test_forked_workers_share_memory(serve: Serve, tmp_path: Path, folder: str, target: str, paths: list[str]) -> None:
+    """Four workers and their mold need less together than four that were spawned."""
+    total = {}
+    for fork in ("auto", "never"):
+        options = ("-w", str(WORKERS), "--threads", "4", "--fork", fork)
+        with serve(target, *options, app_dir=APPS / folder, home=tmp_path / fork) as server:
+            assert server.status()["start_method"] == ("fork" if fork == "auto" else "spawn")
+            total[fork] = measure(server, paths)
+    print(f"{target}, {WORKERS} workers, PSS with supervisor: forked {total['auto']:.0f} MiB (with the mold), "
+          f"spawned {total['never']:.0f} MiB")
+    assert total["auto"] < total["never"] * 0.85
