@@ -117,9 +117,13 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
             "warm coverage " + ("unknown (nothing recorded yet)" if coverage is None else f"{coverage:.0%}"),
             f"records {self.used} used",
         ]
-        if self.dropped_reasons:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped_reasons.items()))
-            parts[-1] += f", {sum(self.dropped_reasons.values())} dropped ({reasons})"
+        reasons = self.dropped_reasons
+        unneeded = reasons.pop(str(Reason.NOT_APPLICABLE), 0)
+        if reasons:
+            words = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            parts[-1] += f", {sum(reasons.values())} dropped ({words})"
+        if unneeded:
+            parts[-1] += f", {unneeded} not needed here"
         if self.warmup is not None and self.warmup.sent:
             parts.append(f"warm-up {self.warmup.ok}/{self.warmup.sent} requests")
         if not self.sources:

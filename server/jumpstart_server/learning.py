@@ -25,8 +25,14 @@ from jumpstart_server.messages import Section
 logger = logging.getLogger(__name__)
 
 # A record dropped for one of these will not come to life again by itself; for the others (a deadline, a recorder that
-# was switched off, a module that this worker had no use for) it may.
-DEAD = frozenset({Reason.STALE, Reason.GONE, Reason.MALFORMED, Reason.FAILED, Reason.NO_EFFECT})
+# was switched off) it may. One that does not apply is kept where a worker learns it anew: else each restart would add
+# what only its predecessor had a use for, such as the patterns that the standard library makes from unordered sets.
+DEAD = frozenset(
+    {Reason.STALE, Reason.GONE, Reason.MALFORMED, Reason.FAILED, Reason.NO_EFFECT, Reason.NOT_APPLICABLE}
+)
+
+CACHE = "warm-start cache"
+"""Where a boot report says that something is wrong with it."""
 
 Identity = tuple[int, int, int]
 """Generation, slot and pid of a worker."""
@@ -76,7 +82,12 @@ class Learning:
         self._dirty = True
 
     def dropped(self, report: BootReport) -> None:
-        """Note which records a boot could not use, so that they are not kept for ever."""
+        """
+        Note which records a boot could not use, so that they are not kept for ever.
+
+        Whatever the boot said about the cache itself is not said again when it is written.
+        """
+        self._complained.update(refusal.reason for refusal in report.refusals if refusal.where == CACHE)
         for section in report.sections:
             dead = {record.key for record in section.dropped if record.reason in DEAD}
             if dead:
@@ -115,7 +126,7 @@ class Learning:
             for refusal in self._cache.save(self._settings.state_key, state):
                 self._complain(refusal)
         except ProfileRefusedError as error:
-            self._complain(Refusal("warm-start cache", error.reason, error.detail))
+            self._complain(Refusal(CACHE, error.reason, error.detail))
 
     def _loaded_base(self) -> dict[str, Section]:
         with self._loading:

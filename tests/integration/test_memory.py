@@ -46,6 +46,8 @@ def test_forked_workers_share_memory(serve: Serve, tmp_path: Path, folder: str, 
         with serve(target, *options, app_dir=APPS / folder, home=tmp_path / fork) as server:
             assert server.status()["start_method"] == ("fork" if fork == "auto" else "spawn")
             total[fork] = measure(server, paths)
-    print(f"{target}, {WORKERS} workers, PSS with supervisor: forked {total['auto']:.0f} MiB (with the mold), "
-          f"spawned {total['never']:.0f} MiB")
+    print(
+        f"{target}, {WORKERS} workers, PSS with supervisor: forked {total['auto']:.0f} MiB (with the mold), "
+        f"spawned {total['never']:.0f} MiB"
+    )
     assert total["auto"] < total["never"] * 0.85
