@@ -229,8 +229,12 @@ class WarmStartCache:
     # -- opening --
 
     def _exists(self) -> bool:
+        """Whether there is something to read. A folder that could not be written to either is refused, empty or not."""
         try:
-            return os.path.lexists(self._folder) and os.path.lexists(self._folder / DATABASE)
+            if not os.path.lexists(self._folder):
+                return False
+            private_folder(self._folder)
+            return os.path.lexists(self._folder / DATABASE)
         except (OSError, ValueError) as error:
             raise self._unusable(error) from error
 

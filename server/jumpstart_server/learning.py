@@ -27,9 +27,7 @@ logger = logging.getLogger(__name__)
 # A record dropped for one of these will not come to life again by itself; for the others (a deadline, a recorder that
 # was switched off) it may. One that does not apply is kept where a worker learns it anew: else each restart would add
 # what only its predecessor had a use for, such as the patterns that the standard library makes from unordered sets.
-DEAD = frozenset(
-    {Reason.STALE, Reason.GONE, Reason.MALFORMED, Reason.FAILED, Reason.NO_EFFECT, Reason.NOT_APPLICABLE}
-)
+DEAD = frozenset({Reason.STALE, Reason.GONE, Reason.MALFORMED, Reason.FAILED, Reason.NO_EFFECT, Reason.NOT_APPLICABLE})
 
 CACHE = "warm-start cache"
 """Where a boot report says that something is wrong with it."""

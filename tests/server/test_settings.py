@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from jumpstart_server.settings import (
     SECTIONS,
     AppSettings,
     HostSettings,
+    Option,
     ProfileSettings,
     Settings,
     TenantSettings,
@@ -64,7 +66,7 @@ def test_no_environment_variable_means_two_things() -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=IDS)
-def test_an_option_says_all_that_its_users_need(option) -> None:  # type: ignore[no-untyped-def]
+def test_an_option_says_all_that_its_users_need(option: Option) -> None:
     assert option.help.endswith(".")
     assert option.help[0].isupper() or option.help.startswith("functools.")
     assert "\n" not in option.help
@@ -80,7 +82,7 @@ def test_an_option_says_all_that_its_users_need(option) -> None:  # type: ignore
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=IDS)
-def test_a_default_is_a_value_that_the_option_allows(option) -> None:  # type: ignore[no-untyped-def]
+def test_a_default_is_a_value_that_the_option_allows(option: Option) -> None:
     assert msgspec.convert(option.default, annotated_type(option)) == option.default
 
 
@@ -100,7 +102,9 @@ def test_the_tenants_own_app_comes_before_the_common_one() -> None:
 @pytest.mark.parametrize(
     ("word", "interface"), [("auto", None), ("asgi", "asgi"), ("asgi3", "asgi"), ("asgi2", "asgi2"), ("wsgi", "wsgi")]
 )
-def test_interfaces_go_by_the_names_of_uvicorn(word, interface) -> None:  # type: ignore[no-untyped-def]
+def test_interfaces_go_by_the_names_of_uvicorn(
+    word: Literal["auto", "asgi", "asgi3", "asgi2", "wsgi"], interface: str | None
+) -> None:
     assert settings(AppSettings(interface=word)).interface == interface
 
 

@@ -1,0 +1,440 @@
+"""One reading of command line, environment and file: who wins, and what an error tells the operator."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jumpstart.errors import ConfigError
+from jumpstart_server.config import environment, load_settings, paths_of_host
+from jumpstart_server.settings import Option, Settings, declared_options
+
+OPTIONS = {f"{option.section}.{option.key}": option for option in declared_options()}
+SCALARS = [name for name, option in OPTIONS.items() if not option.many]
+
+
+class Desk:
+    """A folder to type commands in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def file(self, text: str, name: str = "jumpstart.toml") -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        return path
+
+    def load(
+        self,
+        command_line: dict[str, Any] | None = None,
+        environ: dict[str, str] | None = None,
+        file: str | None = None,
+        tenant: str | None = None,
+    ) -> Settings:
+        return load_settings(command_line or {}, environ or {}, config_file=file, tenant=tenant, cwd=self.folder)
+
+    def refused(self, *args: Any, **kwargs: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            self.load(*args, **kwargs)
+        text = str(caught.value)
+        assert text and "\n" not in text
+        return text
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+# -- precedence --
+
+
+def test_with_nothing_given_the_defaults_hold(desk: Desk) -> None:
+    found = desk.load()
+    assert (found.tenant_name, found.tenant.workers, found.tenant.bind, found.target) == ("web", 1, (), "")
+    assert found.app.app_dir == str(desk.folder)
+
+
+def test_the_command_line_beats_the_environment_beats_the_file_beats_other_servers_variables(desk: Desk) -> None:
+    others = {"WEB_CONCURRENCY": "5"}
+    assert desk.load(environ=others).tenant.workers == 5
+    desk.file("[tenants.web]\nworkers = 4")
+    assert desk.load(environ=others).tenant.workers == 4
+    ours = {**others, "JUMPSTART_WORKERS": "3"}
+    assert desk.load(environ=ours).tenant.workers == 3
+    assert desk.load({"tenant.workers": "2"}, ours).tenant.workers == 2
+
+
+def test_a_variable_of_another_server_that_is_empty_counts_as_unset(desk: Desk) -> None:
+    assert desk.load(environ={"WEB_CONCURRENCY": "", "PORT": ""}).tenant.workers == 1
+
+
+def test_a_flag_that_is_switched_off_beats_a_file_that_switches_it_on(desk: Desk) -> None:
+    desk.file("[profile]\nrequire_warm = true\nwarm_start = true")
+    found = desk.load({"profile.require_warm": False}, {"JUMPSTART_WARM_START": "false"})
+    assert (found.profile.require_warm, found.profile.warm_start) == (False, False)
+
+
+def test_a_list_is_replaced_and_not_extended(desk: Desk) -> None:
+    desk.file('[profile]\nlru_cache = ["file:*"]')
+    assert desk.load().profile.lru_cache == ("file:*",)
+    assert desk.load(environ={"JUMPSTART_LRU_CACHE": "env:*"}).profile.lru_cache == ("env:*",)
+    assert desk.load({"profile.lru_cache": ("cli:*",)}, {"JUMPSTART_LRU_CACHE": "env:*"}).profile.lru_cache == ("cli:*",)
+
+
+def test_an_option_that_click_saw_no_value_for_is_not_given(desk: Desk) -> None:
+    desk.file('[tenants.web]\nbind = "127.0.0.1:1"\nworkers = 2')
+    found = desk.load({"tenant.bind": (), "tenant.workers": None})
+    assert (found.tenant.bind, found.tenant.workers) == (("127.0.0.1:1",), 2)
+
+
+# -- addresses --
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"tenant.bind": ("127.0.0.1:9",)}, "bind"),
+        ({"tenant.port": "9"}, "port"),
+        ({"tenant.host": "127.0.0.1"}, "host"),
+        ({"tenant.uds": "x.sock"}, "uds"),
+        ({"tenant.fd": "3"}, "fd"),
+    ],
+)
+def test_an_address_on_the_command_line_replaces_one_of_the_file(desk: Desk, given: dict[str, Any], key: str) -> None:
+    desk.file('[tenants.web]\nbind = "127.0.0.1:8000"')
+    tenant = desk.load(given, {"PORT": "5000"}).tenant
+    assert getattr(tenant, key) not in ("", (), None)
+    assert (tenant.bind == ()) is (key != "bind")
+
+
+def test_port_as_platforms_set_it_means_all_addresses(desk: Desk) -> None:
+    tenant = desk.load(environ={"PORT": "5000"}).tenant
+    assert (tenant.host, tenant.port) == ("0.0.0.0", 5000)
+    tenant = desk.load(environ={"JUMPSTART_PORT": "5000"}).tenant
+    assert (tenant.host, tenant.port) == ("", 5000)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('bind = "a:1"\nport = 2', ["--bind", "--host/--port"]),
+        ('host = "a"\nuds = "b"', ["--host/--port", "--uds"]),
+        ('fd = 3\nuds = "b"', ["--uds", "--fd"]),
+        ('fd = 0\nbind = "b"', ["--bind", "--fd"]),
+    ],
+)
+def test_two_addresses_from_one_source_conflict(desk: Desk, lines: str, words: list[str]) -> None:
+    desk.file(f"[tenants.web]\n{lines}")
+    text = desk.refused()
+    assert " and ".join(words) in text
+
+
+# -- files --
+
+
+def test_paths_in_a_file_are_relative_to_it_and_others_to_the_current_folder(desk: Desk) -> None:
+    desk.file('[app]\napp_dir = "src"\n[tenants.web]\nprofile = "p.jumpstart"\nuds = "/run/x.sock"', "etc/j.toml")
+    found = desk.load(file="etc/j.toml")
+    assert found.app.app_dir == str(desk.folder / "etc" / "src")
+    assert found.tenant.profile == str(desk.folder / "etc" / "p.jumpstart")
+    assert found.tenant.uds == "/run/x.sock"
+    found = desk.load({"tenant.profile": "p.jumpstart"}, {"JUMPSTART_APP_DIR": "lib"}, file="etc/j.toml")
+    assert found.app.app_dir == str(desk.folder / "lib")
+    assert found.tenant.profile == str(desk.folder / "p.jumpstart")
+
+
+def test_home_folders_are_meant_by_a_tilde(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert desk.load({"tenant.profile": "~/p.jumpstart"}).tenant.profile == "/home/me/p.jumpstart"
+    assert "--profile" in desk.refused({"tenant.profile": "~no-such-user-here/p"})
+
+
+def test_pyproject_is_read_where_there_is_no_jumpstart_toml(desk: Desk) -> None:
+    desk.file('[project]\nname = "x"\n[tool.jumpstart.app]\ntarget = "a:b"', "pyproject.toml")
+    assert desk.load().target == "a:b"
+    desk.file('[app]\ntarget = "c:d"')
+    assert desk.load().target == "c:d"
+
+
+def test_a_pyproject_that_is_not_for_us_is_left_alone(desk: Desk) -> None:
+    desk.file('[tool.ruff]\nx = "y"', "pyproject.toml")
+    assert desk.load().target == ""
+    desk.file("this is no TOML", "pyproject.toml")
+    assert desk.load().target == ""
+
+
+def test_a_pyproject_that_was_named_must_be_for_us(desk: Desk) -> None:
+    path = desk.file("[tool.ruff]", "pyproject.toml")
+    assert desk.refused(file="pyproject.toml") == f"{path}: has no [tool.jumpstart]"
+    desk.file("this is no TOML", "pyproject.toml")
+    assert f"{path}: not TOML" in desk.refused(file="pyproject.toml")
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "[tool]\njumpstart = 3", "[tool]\njumpstart = []"])
+def test_a_pyproject_of_another_shape_is_no_crash(desk: Desk, text: str) -> None:
+    path = desk.file(text, "pyproject.toml")
+    assert str(path) in desk.refused(file="pyproject.toml")
+
+
+def test_a_file_that_is_missing_or_broken_or_unreadable_is_named(desk: Desk) -> None:
+    assert desk.refused(file="no.toml") == "-c no.toml: no such file"
+    path = desk.file("[app\n")
+    assert f"{path}: not TOML" in desk.refused()
+    path.write_bytes(b"\xff\xfe")
+    assert f"{path}: cannot be read" in desk.refused()
+    (desk.folder / "folder").mkdir()
+    assert "folder: cannot be read" in desk.refused(file="folder")
+
+
+# -- tenants --
+
+TWO = "[app]\ntarget = 'a:b'\n[tenants.web]\nthreads = 5\n[tenants.genai]\ntarget = 'c:d'\nthreads = 9"
+
+
+def test_the_only_tenant_need_not_be_named(desk: Desk) -> None:
+    desk.file("[tenants.genai]\nthreads = 9")
+    found = desk.load()
+    assert (found.tenant_name, found.tenant.threads) == ("genai", 9)
+
+
+def test_one_of_several_tenants_must_be_named(desk: Desk) -> None:
+    path = desk.file(TWO)
+    assert desk.refused() == f"{path}: has 2 tenants (web, genai); name one with --tenant"
+    found = desk.load(tenant="genai")
+    assert (found.tenant_name, found.tenant.threads, found.target) == ("genai", 9, "c:d")
+    assert desk.load(tenant="web").target == "a:b"
+
+
+def test_a_tenant_that_is_not_there_is_an_error_that_lists_them(desk: Desk) -> None:
+    path = desk.file(TWO)
+    assert desk.refused(tenant="ml") == f"--tenant ml: {path} has web, genai"
+    path.unlink()
+    assert desk.load(tenant="ml").tenant_name == "ml"
+
+
+def test_tenants_that_are_no_tables_are_an_error(desk: Desk) -> None:
+    for text in ("tenants = 3", "[tenants]\nweb = 3", "tenants = [1]"):
+        path = desk.file(text)
+        assert f"{path}: tenants: write tables" in desk.refused()
+
+
+# -- what is wrong --
+
+
+def test_an_unknown_key_is_named_with_what_was_meant(desk: Desk) -> None:
+    path = desk.file("[tenants.web]\nworker = 3")
+    assert desk.refused() == f"{path}: [tenants.web] has no key 'worker'; did you mean 'workers'?"
+    desk.file("[server]\nzzz = 3")
+    assert "[server] has no key 'zzz'; allowed are admin, log_level" in desk.refused()
+
+
+def test_an_unknown_table_is_named_with_those_that_there_are(desk: Desk) -> None:
+    for text in ("[apps]\ntarget = 'a:b'", "workers = 3", "[tenant]\nworkers = 3"):
+        path = desk.file(text)
+        message = desk.refused()
+        assert message.startswith(f"{path}: unknown table or key ")
+        assert "app, profile, server, tenants" in message
+
+
+def test_a_section_that_is_no_table_is_an_error(desk: Desk) -> None:
+    path = desk.file("app = 'a:b'")
+    assert desk.refused() == f"{path}: app must be a table: [app]"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[tenants.web]\nworkers = 0", ["[tenants.web] workers", "0 is not allowed", ">= 1"]),
+        ("[tenants.web]\nport = 70000", ["[tenants.web] port", "70000", "<= 65535"]),
+        ("[tenants.web]\nkeep_alive = -1", ["[tenants.web] keep_alive", "(s)", ">= 0"]),
+        ("[tenants.web]\nworkers = '3'", ["[tenants.web] workers", "'3'", "int"]),
+        ("[tenants.web]\nthreads = true", ["[tenants.web] threads", "True"]),
+        ("[tenants.web]\nfork = 'maybe'", ["[tenants.web] fork", "'maybe'", "one of auto, never"]),
+        ("[tenants.web]\nbind = [1]", ["[tenants.web] bind", "str"]),
+        ("[profile]\nmax_age = 0", ["[profile] max_age", "(s)", "> 0"]),
+        ("[profile]\nwarm_start = 'yes'", ["[profile] warm_start", "bool"]),
+        ("[app]\ntarget = ''", ["[app] target", "empty"]),
+        ("[tenants.web]\nkeep_alive = inf", ["[tenants.web] keep_alive", "(s)", "inf"]),
+        ("[tenants.web]\nkeep_alive = nan", ["[tenants.web] keep_alive", "(s)", "nan"]),
+    ],
+)
+def test_a_wrong_value_names_file_key_and_what_is_allowed(desk: Desk, text: str, words: list[str]) -> None:
+    path = desk.file(text)
+    message = desk.refused()
+    for word in (str(path), *words):
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "words"),
+    [
+        ({"tenant.workers": "many"}, {}, ["-w", "'many'"]),
+        ({"tenant.keep_alive": "inf"}, {}, ["--keep-alive", "'inf'", "(s)"]),
+        ({"tenant.port": "null"}, {}, ["--port", "'null'"]),
+        ({}, {"JUMPSTART_WORKERS": "0"}, ["JUMPSTART_WORKERS", "'0'", ">= 1"]),
+        ({}, {"PORT": "http"}, ["PORT", "'http'"]),
+        ({}, {"JUMPSTART_WARM_START": "perhaps"}, ["JUMPSTART_WARM_START", "'perhaps'"]),
+        ({}, {"JUMPSTART_LOG_LEVEL": "loud"}, ["JUMPSTART_LOG_LEVEL", "one of critical, error"]),
+    ],
+)
+def test_a_wrong_text_names_where_it_came_from(
+    desk: Desk, given: dict[str, Any], environ: dict[str, str], words: list[str]
+) -> None:
+    message = desk.refused(given, environ)
+    for word in words:
+        assert word in message
+
+
+def test_text_becomes_numbers_and_flags_only_where_everything_is_text(desk: Desk) -> None:
+    environ = {"JUMPSTART_WORKERS": "3", "JUMPSTART_KEEP_ALIVE": "1.5", "JUMPSTART_REPLAY": "0", "JUMPSTART_FD": "7"}
+    tenant = desk.load(environ=environ).tenant
+    assert (tenant.workers, tenant.keep_alive, tenant.replay, tenant.fd) == (3, 1.5, False, 7)
+
+
+def test_a_list_in_the_environment_is_separated_by_commas(desk: Desk) -> None:
+    environ = {"JUMPSTART_BIND": "127.0.0.1:1, unix:/x ,", "JUMPSTART_DISABLE_RECORDER": ""}
+    found = desk.load(environ=environ)
+    assert found.tenant.bind == ("127.0.0.1:1", "unix:/x")
+    assert found.profile.disable == ()
+
+
+def test_a_list_of_one_may_be_written_without_brackets(desk: Desk) -> None:
+    desk.file('[tenants.web]\nbind = "127.0.0.1:1"')
+    assert desk.load().tenant.bind == ("127.0.0.1:1",)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"tenant.ssl_keyfile": "key.pem"}, "--ssl-keyfile is given without --ssl-certfile"),
+        ({"tenant.ssl_certfile": "none.pem"}, "--ssl-certfile"),
+        ({"tenant.warmup": "none.toml"}, "--warmup"),
+        ({"profile.lru_cache": ("shop",)}, "--lru-cache shop: write MODULE:NAME"),
+        ({"tenant.root_path": "shop"}, "--root-path shop: "),
+        ({"tenant.root_path": "/"}, "--root-path /: "),
+        ({"tenant.root_path": "/shöp"}, "--root-path /shöp: "),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(desk: Desk, given: dict[str, Any], words: str) -> None:
+    assert words in desk.refused(given)
+
+
+# -- the host --
+
+
+def test_the_hosts_folders_follow_the_environment(desk: Desk) -> None:
+    found = desk.load(environ={"JUMPSTART_HOME": "/srv/j"})
+    assert (found.home_cache, found.home_state, found.home_config) == ("/srv/j/cache", "/srv/j/state", "/srv/j/config")
+    assert paths_of_host({"JUMPSTART_HOME": "/srv/j"}).cache == Path("/srv/j/cache")
+
+
+def test_a_user_without_a_home_boots_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers that run under an arbitrary user id: no $HOME, and no entry in the password file."""
+    import pwd
+
+    def nobody(uid: int) -> Any:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert desk.load(environ={"JUMPSTART_HOME": "/srv/j"}).home_cache == "/srv/j/cache"
+    found = desk.load()
+    for folder in (found.home_cache, found.home_state, found.home_config):
+        assert Path(folder).is_absolute() and str(os.geteuid()) in folder
+
+
+def test_the_environment_is_a_copy() -> None:
+    copy = environment()
+    copy["JUMPSTART_TEST_ONLY"] = "1"
+    assert "JUMPSTART_TEST_ONLY" not in os.environ
+
+
+# -- anything at all --
+
+characters = st.characters(exclude_categories=["Cs"])
+words = st.text(characters, max_size=30) | st.sampled_from(
+    ["0", "1", "-1", "1e3", "inf", "nan", "null", "None", "true", "~", "~x", "/", "a:b", "auto", "off", "\x00", "[", ""]
+)
+leaves = (
+    st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_subnormal=False)
+    | st.datetimes()
+    | st.dates()
+    | st.times()
+    | words
+)
+toml_values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3), max_leaves=6
+)
+
+
+def as_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + "".join(f"\\U{ord(character):08X}" for character in value) + '"'
+    if isinstance(value, list):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{as_toml(key)} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    return repr(value)
+
+
+def finite(settings: Settings) -> bool:
+    parts = (settings.app, settings.tenant, settings.profile, settings.server)
+    values = [getattr(part, name) for part in parts for name in part.__struct_fields__]
+    return all(math.isfinite(value) for value in values if isinstance(value, float))
+
+
+@given(st.sampled_from(sorted(OPTIONS)), toml_values)
+@example("tenant.keep_alive", math.inf)
+@example("app.app_dir", "~no-such-user")
+@example("app.app_dir", "\x00")
+def test_any_value_in_a_file_gives_settings_or_an_error_that_names_file_and_key(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: Any
+) -> None:
+    option = OPTIONS[name]
+    folder = tmp_path_factory.getbasetemp() / "any-value"
+    folder.mkdir(exist_ok=True)
+    path = folder / "jumpstart.toml"
+    table = "tenants.web" if option.section == "tenant" else option.section
+    path.write_text(f"[{table}]\n{option.key} = {as_toml(value)}\n", "utf-8")
+    try:
+        found = load_settings({}, {}, cwd=folder)
+    except ConfigError as error:
+        text = str(error)
+        assert option.key in text or any(flag in text for flag in option.flags)
+        if option.key not in ("ssl_certfile", "ssl_keyfile", "warmup", "lru_cache", "root_path"):  # seen when all is
+            assert str(path) in text and f"[{table}]" in text
+    else:
+        assert finite(found)
+
+
+@given(st.sampled_from(sorted(OPTIONS)), words, st.booleans())
+@example("tenant.uds", "~no-such-user", False)
+@example("tenant.keep_alive", "inf", True)
+def test_any_text_on_the_command_line_or_in_the_environment_gives_settings_or_an_error_that_names_it(
+    name: str, text: str, in_environment: bool
+) -> None:
+    option: Option = OPTIONS[name]
+    folder = Path("/nonexistent")
+    try:
+        if in_environment:
+            found = load_settings({}, {option.env: text}, cwd=folder)
+        else:
+            found = load_settings({name: (text,) if option.many else text}, {}, cwd=folder)
+    except ConfigError as error:
+        assert option.env in str(error) or any(flag in str(error) for flag in option.flags) or "TARGET" in str(error)
+    else:
+        assert finite(found)
