@@ -14,6 +14,7 @@ Nothing here may stop a boot but the app itself, and `require_warm`. Whatever is
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import logging
@@ -38,6 +39,8 @@ from jumpstart.trust import KeyRing
 from jumpstart.warmstart import StoredState, WarmStartCache
 
 logger = logging.getLogger(__name__)
+
+RESTORE_PATIENCE_S = 1.0  # beyond the deadline, which recorders keep by themselves between two records
 
 
 class BootSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,8 +230,14 @@ class Booted:
         deadline = _deadline(self.settings)
         for tally in self._tallies.values():
             tally.set_deadline(deadline)
+        limit = self.settings.restore_timeout_s
         with self.stopwatch.span("late restores"):
-            await self.recorders.restore_late(self.app, self._valid, self._tallies)
+            try:
+                # Recorders look at the deadline between records; this is for a record that hangs.
+                async with asyncio.timeout(limit + RESTORE_PATIENCE_S if limit else None):
+                    await self.recorders.restore_late(self.app, self._valid, self._tallies)
+            except TimeoutError:
+                logger.warning("late restores took longer than %.0f s and were left", limit)
 
     def report(self, start_method: Literal["", "fork", "spawn"] = "", reasons: Sequence[str] = ()) -> BootReport:
         """The books as they stand now."""

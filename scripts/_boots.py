@@ -108,7 +108,13 @@ def environment(home: Path, backend: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str | Path], interrupts: Interrupts, environ: Mapping[str, str] | None = None, **streams: int
+    command: Sequence[str | Path],
+    interrupts: Interrupts,
+    environ: Mapping[str, str] | None = None,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """
     Run *command* in a process group of its own, and end the whole group at the end.
@@ -119,7 +125,16 @@ def running(
     process: subprocess.Popen[str] | None = None
     try:
         with interrupts.held():
-            process = subprocess.Popen(command, cwd=ROOT, env=environ, text=True, process_group=0, **streams)
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=ROOT,
+                env=environ,
+                text=True,
+                process_group=0,  # Ctrl-C is for us alone; we end what we started
+            )
         yield process
     finally:
         if process is not None:
@@ -162,7 +177,15 @@ def _group_is_gone(group: int, patience_s: float) -> bool:
 @contextlib.contextmanager
 def running_backend(interrupts: Interrupts) -> Iterator[str]:
     """The shop's back end on a free port; gives its address."""
-    command = [sys.executable, SHOP / "backend.py", "--port", "0", "--latency-ms", "20", "--watch-stdin"]
+    command: list[str | Path] = [
+        sys.executable,
+        SHOP / "backend.py",
+        "--port",
+        "0",
+        "--latency-ms",
+        "20",
+        "--watch-stdin",
+    ]
     with running(command, interrupts, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
@@ -284,7 +307,7 @@ def serving(
     """
     command = [JUMPSTART, "serve", *arguments, "--host", "127.0.0.1", "--port", str(port), "--admin", f"unix:{admin}"]
     started = time.monotonic()
-    with running(command, interrupts, environ, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+    with running(command, interrupts, environ, stderr=subprocess.PIPE) as process:
         server = Server(process, started, admin, echo)
         server.wait_until_ready()
         yield server

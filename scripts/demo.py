@@ -33,7 +33,6 @@ from scripts._boots import (
     DemoError,
     Interrupts,
     Stopped,
-    ask,
     ask_in_turn,
     boot_and_measure,
     environment,
@@ -347,16 +346,20 @@ def notes(options: Options, requests: Sequence[WarmRequest]) -> Iterator[str]:
     yield ""
     yield f"{COLD:<13} an empty host: no profile, no cache, no warm-up requests (--no-warm-start)"
     yield f"{PROFILE:<13} an empty host and the file that `jumpstart build` made (--no-warm-start --profile FILE)"
-    yield f"{SECOND:<13} no options at all, on a host where the shop has served {2 * len(requests)} requests before"
+    yield f"{SECOND:<13} no options (but --workers), on a host where it served {2 * len(requests)} requests before"
     yield "All find bytecode of every module on disk. The back end of the shop answers after 20 ms."
     yield ""
-    yield "[1] From the start of the command until the port accepts; a boot that warms up does its work here."
-    yield "[2] One request at a time, each on a new connection, in this order, at once after ready. The first to a route"
-    yield "    is always the first that its worker gets for it; what routes share (the template engine, say) is paid by"
-    yield "    whichever comes first. Each worker is cold for itself, so that later users meet the same again in the"
-    yield f"    other workers: see the p99 of the first {FIRST_REQUESTS}, of which these {len(requests)} are a part, and the cold requests."
-    yield f"[3] Of {options.steady} requests of the same mix, after the first {FIRST_REQUESTS} and {SETTLING_REQUESTS} more, in the same boot."
-    yield "[4] Imports, template and pattern compiles, fills of caches, inside requests; the server's own count of all."
+    text = f"""\
+[1] From the start of the command until the port accepts; a boot that warms up does its work here.
+[2] One request at a time, each on a new connection, in this order, at once after ready. The first one to
+    a route is always the first that its worker gets for it; what routes share (the template engine, say) is
+    paid by whichever comes first. Each worker is cold for itself, so that later users meet the same again
+    in the other workers: see the requests that were cold, and the p99 of the first {FIRST_REQUESTS}, of which these
+    {len(requests)} are a part.
+[3] Of {options.steady} requests of the same mix in the same boot, after the first {FIRST_REQUESTS} and {SETTLING_REQUESTS} more.
+[4] Imports, template and pattern compiles, fills of caches and the like inside requests; the server's own
+    count, over all requests of a boot."""
+    yield from text.splitlines()
 
 
 def describe_machine() -> str:

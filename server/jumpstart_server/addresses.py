@@ -52,7 +52,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
         if path:
             return Address(path=path)
     elif text.startswith("fd://"):
-        if text[5:].isdecimal():
+        if _is_number(text[5:]):
             return Address(fd=int(text[5:]))
     else:
         host, port = text, str(default_port)
@@ -61,9 +61,13 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
             port = rest[1:] if rest.startswith(":") else (port if bracket and not rest else "")
         elif text.count(":") == 1:
             host, _, port = text.partition(":")
-        if port.isdecimal() and int(port) <= 65535 and "/" not in host:
+        if _is_number(port) and int(port) <= 65535 and "/" not in host:
             return Address(host=host or "0.0.0.0", port=int(port))
     raise ConfigError(f"--bind {text}: write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10  # int() refuses thousands of digits, C has 32 bits
 
 
 def addresses_of(tenant: TenantSettings) -> list[Address]:
@@ -88,10 +92,7 @@ def bind(address: Address) -> socket.socket:
     """
     try:
         if address.fd >= 0:
-            bound = socket.socket(fileno=os.dup(address.fd))
-            if bound.type != socket.SOCK_STREAM:
-                bound.close()
-                raise ConfigError(f"--bind {address}: not a stream socket")
+            bound = _duplicate(address)
         elif address.path:
             bound = _bind_path(address)
         else:
@@ -100,8 +101,23 @@ def bind(address: Address) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(f"{address} is in use by another process") from None
         raise ConfigError(f"--bind {address}: {error.strerror or error}") from None
+    except (ValueError, OverflowError) as error:  # a NUL in a path, a host name that cannot be encoded, a huge number
+        raise ConfigError(f"--bind {address}: {error}") from None
     bound.setblocking(False)
     bound.set_inheritable(True)
+    return bound
+
+
+def _duplicate(address: Address) -> socket.socket:
+    number = os.dup(address.fd)
+    try:
+        bound = socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise
+    if bound.type != socket.SOCK_STREAM:
+        bound.close()
+        raise ConfigError(f"--bind {address}: not a stream socket")
     return bound
 
 

@@ -8,7 +8,9 @@ defaults. A value that is unknown or out of range is a `ConfigError` that names 
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +47,14 @@ def environment() -> dict[str, str]:
 
 def paths_of_host(environ: Mapping[str, str]) -> HostPaths:
     """The folders of this host's state, for commands that need no other settings."""
-    return host_paths(environ, Path.home())
+    return host_paths(environ, _home())
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # an arbitrary user id in a container: no $HOME and no entry in the password file
+        return Path(tempfile.gettempdir()) / f"jumpstart-{os.geteuid()}"
 
 
 def load_settings(
@@ -82,7 +91,7 @@ def load_settings(
     _keep_one_address(values["tenant"], ranks)
     if not values["app"].get("app_dir"):
         values["app"]["app_dir"] = str(cwd)
-    hosts = host_paths(environ, Path.home())
+    hosts = paths_of_host(environ)
     settings = Settings(
         app=SECTIONS["app"](**values["app"]),  # type: ignore[arg-type]  # the table of sections forgets the types
         tenant=SECTIONS["tenant"](**values["tenant"]),  # type: ignore[arg-type]
@@ -115,7 +124,10 @@ def _read_file(config_file: str | None, cwd: Path) -> tuple[dict[str, Any], Path
                 continue  # another tool's file; not ours to complain about
             raise ConfigError(f"{path}: not TOML: {error}") from None
         if path.name == "pyproject.toml":
-            document = document.get("tool", {}).get("jumpstart")
+            tools = document.get("tool", {})
+            document = tools.get("jumpstart") if isinstance(tools, dict) else None
+            if document is not None and not isinstance(document, dict):
+                raise ConfigError(f"{path}: tool.jumpstart must be a table: [tool.jumpstart.app]")
             if document is None:
                 if config_file:
                     raise ConfigError(f"{path}: has no [tool.jumpstart]")
@@ -208,13 +220,18 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
         raise ConfigError(f"{value.place}: empty")
     try:
         converted = msgspec.convert(raw, annotated_type(option), strict=not value.textual)
+        if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
+            raise msgspec.ValidationError("Expected a finite number")  # msgspec takes the texts "null" and "inf"
     except msgspec.ValidationError as error:
         unit = f" ({option.unit})" if option.unit else ""
         choices = f"; one of {', '.join(option.choices)}" if option.choices else ""
         raise ConfigError(f"{value.place}: {raw!r} is not allowed{unit}: {error}{choices}") from None
     if option.path and converted:
         base = cwd if value.textual or file is None else file.parent
-        return str((base / Path(converted).expanduser()).absolute())
+        try:
+            return str((base / Path(converted).expanduser()).absolute())
+        except RuntimeError as error:  # ~nobody
+            raise ConfigError(f"{value.place}: {raw!r} is not allowed: {error}") from None
     return converted
 
 
@@ -234,6 +251,9 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"{' and '.join(ways)} say the address twice; keep one")
     if tenant.ssl_keyfile and not tenant.ssl_certfile:
         raise ConfigError("--ssl-keyfile is given without --ssl-certfile")
+    root = tenant.root_path
+    if root and not (root.isascii() and root.startswith("/") and not root.endswith("/")):
+        raise ConfigError(f"--root-path {root}: write it as in a URL, with a slash at its start only: /shop")
     for flag, path in (
         ("--ssl-certfile", tenant.ssl_certfile),
         ("--ssl-keyfile", tenant.ssl_keyfile),

@@ -64,7 +64,7 @@ class Learning:
     """The books of one supervisor. `save` may be called from any task; the others from the event loop only."""
 
     def __init__(self, settings: BootSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._cache = WarmStartCache(Path(settings.warm_start)) if settings.warm_start else None
         self._base: dict[str, Section] | None = None
         self._learnt: dict[Identity, dict[str, Section]] = {}
@@ -92,6 +92,13 @@ class Learning:
                 self._dead.setdefault(section.recorder, set()).update(dead)
                 self._dirty = True
 
+    def forget(self) -> None:
+        """What the cache holds made a boot fail: begin afresh, and replace it at the next save."""
+        with self._loading:
+            self._base = {}
+        self._learnt.clear()
+        self._dirty = True
+
     def merged(self, more: Iterable[Mapping[str, Section]] = ()) -> dict[str, Section]:
         """All that is known, with *more* captured just now. Reads the cache the first time."""
         return merge_sections(self._loaded_base(), [*self._learnt.values(), *more], self._dead)
@@ -116,12 +123,12 @@ class Learning:
             stored[name] = StoredSection(section.version, section.encoding, encoded.data)
         state = StoredState(
             runtime=runtime_key(),
-            app=AppInfo(target=self._settings.target),
+            app=AppInfo(target=self.settings.target),
             saved=datetime.now(UTC),
             sections=stored,
         )
         try:
-            for refusal in self._cache.save(self._settings.state_key, state):
+            for refusal in self._cache.save(self.settings.state_key, state):
                 self._complain(refusal)
         except ProfileRefusedError as error:
             self._complain(Refusal(CACHE, error.reason, error.detail))
@@ -136,7 +143,7 @@ class Learning:
         if self._cache is None:
             return {}
         try:
-            stored = self._cache.load(self._settings.state_key)
+            stored = self._cache.load(self.settings.state_key)
         except ProfileRefusedError:
             return {}  # the mold's boot report has said so
         base = {}

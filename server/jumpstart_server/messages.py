@@ -8,6 +8,7 @@ descriptor beside `Fork`, so that no sibling ever holds it, and its closing tell
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 from collections import deque
@@ -21,6 +22,7 @@ from jumpstart_server.settings import Settings
 from jumpstart_warmup.observe import ObserverSnapshot
 
 LENGTH = struct.Struct(">I")
+MAX_DESCRIPTORS = 253  # SCM_MAX_FD in linux/net/scm.h: more cannot be sent at once
 MAX_MESSAGE = 1 << 30  # bytes; a captured bytecode section of a large app is some 50 MB
 
 
@@ -44,6 +46,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         started: the supervisor's start on the monotonic clock, in seconds.
         listeners: how many bound sockets come along.
         requests: for a builder: the file of requests.
+        cold: boot from nothing, whatever the settings say.
     """
 
     role: str
@@ -54,6 +57,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     supervisor_pid: int = 0
     listeners: int = 0
     requests: str = ""
+    cold: bool = False
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -76,10 +80,16 @@ class MoldReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class BootFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A process will not come up; *text* tells the operator why, with the app's traceback."""
+    """
+    A process will not come up; *text* tells the operator why, with the app's traceback.
+
+    Attributes:
+        warm: it had warm state to boot from, which may be the reason.
+    """
 
     exit_code: int
     text: str
+    warm: bool = False
 
 
 # supervisor → worker
@@ -209,10 +219,12 @@ class BlockingChannel:
     def _need(self, count: int) -> int:
         while len(self._buffer) < count:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self.sock, 65536, 8)
+                data, descriptors, _, _ = socket.recv_fds(self.sock, 65536, MAX_DESCRIPTORS)
             except OSError as error:
                 raise ChannelClosedError(str(error)) from error
-            self._descriptors.extend(descriptors)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)  # the kernel passes them on without that mark
+                self._descriptors.append(descriptor)
             if not data:
                 raise ChannelClosedError("closed")
             self._buffer += data

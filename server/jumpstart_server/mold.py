@@ -61,9 +61,9 @@ def main() -> None:
     try:
         booted, corpus = _boot(start, stopwatch)
     except JumpstartError as error:
-        _fail(channel, exit_code(error), str(error))
+        _fail(channel, start, exit_code(error), str(error))
     except BaseException:
-        _fail(channel, ExitCode.INTERNAL, f"internal error while booting\n{traceback.format_exc()}")
+        _fail(channel, start, ExitCode.INTERNAL, f"internal error while booting\n{traceback.format_exc()}")
     faulthandler.cancel_dump_traceback_later()
     if start.role == "mold":
         _serve_forks(channel, start, booted, corpus, listeners)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
-    settings = boot_settings(start.settings, cold=start.role == "builder")
+    settings = boot_settings(start.settings, cold=start.cold)
     corpus = CorpusRecorder(settings.warm)
     recorders = RecorderSet([*load_recorders(settings.warm), corpus])
     booted = boot(settings, recorders, stopwatch)
@@ -79,9 +79,11 @@ def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
     return booted, corpus
 
 
-def _fail(channel: BlockingChannel, code: ExitCode, text: str) -> NoReturn:
+def _fail(channel: BlockingChannel, start: Start, code: ExitCode, text: str) -> NoReturn:
+    settings = boot_settings(start.settings, cold=start.cold)
+    warm = code in (ExitCode.APP, ExitCode.INTERNAL) and bool(settings.profile or settings.warm_start)
     try:
-        channel.send(BootFailed(exit_code=code, text=text))
+        channel.send(BootFailed(exit_code=code, text=text, warm=warm))
     except ChannelClosedError:
         pass  # the supervisor is gone: nobody is left to tell
     os._exit(code)

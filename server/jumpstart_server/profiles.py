@@ -79,7 +79,9 @@ def build(settings: Settings, requests: str) -> Built:
         JumpstartError: the builder died.
     """
     started = time.monotonic()
-    start = Start(role="builder", settings=settings, started=started, supervisor_pid=os.getpid(), requests=requests)
+    start = Start(
+        role="builder", settings=settings, started=started, supervisor_pid=os.getpid(), requests=requests, cold=True
+    )
     builder = start_interpreter(settings.target)
     try:
         builder.tell(encode(start), [])

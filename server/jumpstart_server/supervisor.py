@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jumpstart.errors import JumpstartError
+from jumpstart.records import Reason
 from jumpstart.report import BootReport, Refusal, Span
 from jumpstart_server import lifecycle, system
 from jumpstart_server.addresses import addresses_of, bind, describe
@@ -34,10 +35,8 @@ from jumpstart_server.messages import (
     Channel,
     ChannelClosedError,
     Drain,
-    Fork,
     Hello,
     Learnt,
-    Message,
     MoldReady,
     Section,
     Start,
@@ -45,6 +44,7 @@ from jumpstart_server.messages import (
     WorkerReady,
     encode,
 )
+from jumpstart_server.processes import Member, Mold
 from jumpstart_server.settings import Settings, boot_settings
 from jumpstart_server.spawn import Interpreter, start_interpreter
 from jumpstart_warmup.observe import ObserverSnapshot, merge_snapshots
@@ -55,48 +55,6 @@ KILL_GRACE = 2.0  # seconds beyond graceful_timeout that a draining worker has b
 ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
 SAVE_DELAY = 1.0  # seconds between a worker's report of something new and its writing to disk
 CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
-
-
-class Mold:
-    """The process that workers are forked from."""
-
-    def __init__(self, pid: int, generation: int, sock: socket.socket, channel: Channel) -> None:
-        self.pid = pid
-        self.generation = generation
-        self.channel = channel
-        self.is_ready = False
-        self._sock = sock
-
-    def fork(self, slot: int, control: socket.socket) -> None:
-        """Ask for a worker whose end of the control pair is *control*. Nothing else writes to this socket."""
-        socket.send_fds(self._sock, [encode(Fork(slot))], [control.fileno()])
-
-
-class Member:
-    """A worker of ours: what the rules know about it, and the channel to it."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.report: BootReport | None = None
-        self.stats: Stats | None = None
-        self.answers: dict[int, asyncio.Future[Stats | Captured]] = {}
-        self.accepting = False
-        self.complaint = ""  # what it said when it failed to boot
-        self._channel: Channel | None = None
-        self._unsent: list[Message] = []
-
-    def connect(self, channel: Channel) -> None:
-        """The channel is open: send what had to wait for it."""
-        self._channel = channel
-        for message in self._unsent:
-            channel.send(message)
-
-    def send(self, message: Message) -> None:
-        """Queue *message*; one for a worker that is gone is dropped."""
-        if self._channel is None:
-            self._unsent.append(message)
-        else:
-            self._channel.send(message)
 
 
 class Supervisor:
@@ -139,6 +97,8 @@ class Supervisor:
         self._numbers = 0
         self._listening = False
         self._save_planned = False
+        self._cold = False  # the boot with warm state failed; this one does without
+        self._own_refusals: list[Refusal] = []
 
     # ------------------------------------------------------------------ from start to end
 
@@ -275,6 +235,7 @@ class Supervisor:
             slot=slot,
             supervisor_pid=os.getpid(),
             listeners=len(self.sockets),
+            cold=self._cold,
         )
 
     def _start_process(self, role: str, slot: int) -> Interpreter:
@@ -305,12 +266,8 @@ class Supervisor:
         except TimeoutError:
             failed = True
             limit = self._tenant.startup_timeout
-            self._boot_failed(
-                BootFailed(
-                    exit_code=ExitCode.APP, text=f"the app was not imported within --startup-timeout {limit:g} s"
-                )
-            )
             self._kill(mold.pid, signal.SIGKILL)
+            self._boot_died(f"the app was not imported within --startup-timeout {limit:g} s")
         except ChannelClosedError:
             pass
         finally:
@@ -345,11 +302,10 @@ class Supervisor:
         status = await self._status_of(mold.pid)
         if self.mold is mold:
             self.mold = None
-        if self._stopping or self.start_method == "spawn":
+        if self._stopping or self.start_method == "spawn" or mold.generation != self.generation:
             return
         if not failed and not mold.is_ready and not self.members:
-            text = f"the mold ended ({status}) while it imported the app"
-            self._boot_failed(BootFailed(exit_code=ExitCode.APP, text=text))
+            self._boot_died(f"the mold ended ({status}) while it imported the app")
             return
         served = time.monotonic() - self._mold_since if mold.is_ready else None
         self._mold_restarts, delay = self._mold_restarts.after_exit(served)
@@ -363,11 +319,39 @@ class Supervisor:
 
     def _boot_failed(self, message: BootFailed) -> None:
         """An app that cannot boot ends the server, unless workers that serve are there to go on."""
-        if self._stopping:
+        if self._stopping or (message.warm and self._try_cold(message.text)):
             return
         logger.error("%s", message.text)
         if not any(member.accepting for member in self.members.values()):
             self._stop(ExitCode(message.exit_code))
+
+    def _boot_died(self, text: str) -> None:
+        """A process ended, or had to be ended, before it could say what was wrong."""
+        settings = self.learning.settings
+        warm = bool(settings.profile or settings.warm_start)
+        self._boot_failed(BootFailed(exit_code=ExitCode.APP, text=text, warm=warm))
+
+    def _try_cold(self, text: str) -> bool:
+        """
+        Boot once more, without warm state, when a first boot with it failed: nothing warm may keep an app from booting.
+
+        Return whether that is done; under --require-warm it is not.
+        """
+        if self._cold or self.ready_after_s is not None or self.settings.profile.require_warm:
+            return False
+        logger.warning("booting warm failed, trying once more cold: %s", text)
+        self._own_refusals.append(Refusal("warm state", Reason.FAILED, f"the boot with it failed: {text}"))
+        self._cold = True
+        self.learning.forget()
+        if self.mold is not None:
+            self._kill(self.mold.pid, signal.SIGKILL)
+        for member in self.members.values():
+            if member.worker.pid is not None:
+                self._kill(member.worker.pid, signal.SIGKILL)
+            member.hang_up()
+        self.start_method = ""
+        self._start_generation()
+        return True
 
     # ------------------------------------------------------------------ workers
 
@@ -405,9 +389,11 @@ class Supervisor:
                         timeout.reschedule(None)
                     self._worker_said(member, message)
         except TimeoutError:
-            member.complaint = f"was not ready within --startup-timeout {limit:g} s"
             if member.worker.pid is not None:
                 self._kill(member.worker.pid, signal.SIGKILL)
+            member.complaint = f"worker {member.worker.slot} was not ready within --startup-timeout {limit:g} s"
+            if member.worker.generation == self.generation:
+                self._boot_died(member.complaint)
         except ChannelClosedError:
             pass
         finally:
@@ -426,15 +412,16 @@ class Supervisor:
             self._worker_ready(member, message)
         elif isinstance(message, Stats):
             member.stats = message
-            self._answer(member, message.number, message)
+            member.answer(message.number, message)
         elif isinstance(message, Captured):
-            self._answer(member, message.number, message)
+            member.answer(message.number, message)
         elif isinstance(message, Learnt):
             self.learning.learnt((worker.generation, worker.slot, worker.pid or 0), message.sections)
             self._save_soon()
         elif isinstance(message, BootFailed):
             member.complaint = message.text
-            self._boot_failed(message)
+            if worker.generation == self.generation:
+                self._boot_failed(message)
 
     def _save_soon(self) -> None:
         """Write the warm-start cache a moment from now, once for all that arrives until then."""
@@ -446,11 +433,6 @@ class Supervisor:
         await asyncio.sleep(SAVE_DELAY)
         self._save_planned = False
         await self.learning.save()
-
-    def _answer(self, member: Member, number: int, message: Stats | Captured) -> None:
-        waiting = member.answers.pop(number, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
 
     def _worker_ready(self, member: Member, message: WorkerReady) -> None:
         self._advance(member, Event.READY)
@@ -515,10 +497,12 @@ class Supervisor:
         self._gone.set()
         if self._stopping:
             return
+        if worker.generation != self.generation and worker.slot not in self.members:
+            self._start_worker(worker.slot)
+            return
         if served is None and not asked and self.ready_after_s is None:
-            text = member.complaint or f"worker {worker.slot} ended ({status}) before it was ready"
-            if not member.complaint or "startup-timeout" in member.complaint:
-                self._boot_failed(BootFailed(exit_code=ExitCode.APP, text=text))
+            if not member.complaint:
+                self._boot_died(f"worker {worker.slot} ended ({status}) before it was ready")
             return
         self._worker_restarts[worker.slot], delay = self._worker_restarts.get(worker.slot, Restarts()).after_exit(
             served
@@ -546,6 +530,13 @@ class Supervisor:
                 self._statuses[pid] = status
                 self._pids.discard(pid)
                 self._gone.set()
+                self._hang_up_soon(pid)
+
+    def _hang_up_soon(self, pid: int) -> None:
+        """Its last messages are read first; but a grandchild may have inherited its end and keep it open for ever."""
+        for member in self.members.values():
+            if member.worker.pid == pid:
+                asyncio.get_running_loop().call_later(KILL_GRACE, member.hang_up)
 
     async def _status_of(self, pid: int) -> str:
         """The exit of *pid* in words; it is given a moment, for its socket closes before it can be reaped."""
@@ -620,4 +611,4 @@ class Supervisor:
 
     def refusals(self) -> list[Refusal]:
         reports = [report for report in (self.mold_report, self.boot) if report is not None]
-        return list(dict.fromkeys(refusal for report in reports for refusal in report.refusals))
+        return list(dict.fromkeys([*self._own_refusals, *(each for report in reports for each in report.refusals)]))

@@ -175,16 +175,19 @@ class _Worker:
             code = ExitCode.CLEAN
         except JumpstartError as error:
             code = exit_code(error)
-            self.channel.send(BootFailed(exit_code=code, text=str(error)))
+            self.channel.send(BootFailed(exit_code=code, text=str(error), warm=self._is_warm()))
         except BaseException:
             code = ExitCode.INTERNAL
             text = f"internal error in worker pid={os.getpid()}\n{traceback.format_exc()}"
-            self.channel.send(BootFailed(exit_code=code, text=text))
+            self.channel.send(BootFailed(exit_code=code, text=text, warm=self._is_warm()))
         await self.channel.flush()
         listening.cancel()
         self.channel.close()
         await _cancel_leftovers()
         return code
+
+    def _is_warm(self) -> bool:
+        return bool(self.booted.report().sources)
 
     def _size_thread_pools(self) -> None:
         """Sync code of ASGI apps gets the tenant's threads: anyio's limiter, and asyncio's default executor."""
@@ -286,6 +289,8 @@ class _Worker:
         on_result: Callable[[Outcome], None],
     ) -> WarmupResult:
         """Run *requests* through the app in this process; results are discarded, failures counted."""
+        if not requests:
+            return WarmupResult()  # and no thread of the pool is started for nothing
         root_path = self.settings.tenant.root_path
         server = (self.settings.tenant.warmup_host, 80)
         if self.booted.interface != "wsgi":

@@ -11,13 +11,13 @@ Use the fixture `serve` of `conftest.py`, which fills in a fresh folder for the 
 
 What it does by itself
 
-- Port 0, read back from the line "Listening at"; entering ``with`` waits until the server is ready, unless ``wait=False``.
+- Port 0, read back from the line "Listening at"; entering ``with`` waits until it is ready, unless ``wait=False``.
 - One state folder (``JUMPSTART_HOME``) per test: a second ``serve(…)`` in the same test is a restart on the same host.
   ``home=other_folder`` is another host. ``cwd`` of the server is an empty folder.
-- Standard error goes to a file: `stderr` is all of it so far, `wait_for_line` waits for something in it. It is printed at
-  the end, which pytest shows when the test fails.
-- Leaving ``with`` stops a server that still runs with SIGTERM and asserts exit code 0 (a test that ends it otherwise does
-  so itself, and says with `wait` which code it expects), then asserts that no process of it is left: each carries
+- Standard error goes to a file: `stderr` is all of it so far, `wait_for_line` waits for something in it. It is printed
+  at the end, which pytest shows when the test fails.
+- Leaving ``with`` stops a server that still runs with SIGTERM and asserts exit code 0 (a test that ends it otherwise
+  does so itself, and says with `wait` which code it expects), then asserts that no process of it is left: each carries
   ``JUMPSTART_TEST_ID`` in its environment. What is left is killed, and the test fails.
 - A session and process group of its own: ``os.killpg(server.pid, …)`` is Ctrl-C in a terminal.
 
@@ -65,7 +65,7 @@ LISTENING = re.compile(r"Listening at: (\S+) \(\d+\)")
 TRACEBACK = "Traceback (most recent call last)"
 
 
-def wait_until(condition: Callable[[], T], timeout: float = 10.0, why: str = "") -> T:
+def wait_until(condition: Callable[[], T | None], timeout: float = 10.0, why: str = "") -> T:
     """
     Return the first true value of *condition*, polled; fail after *timeout* seconds with *why* and the last value.
 
@@ -302,8 +302,13 @@ class Server:
 
     def admin(self, path: str, method: str = "GET", timeout: float = 10.0) -> httpx.Response:
         """Ask the admin socket; raises httpx.HTTPError while it is not there yet."""
-        folder = run_folder(host_paths(self._environment, Path.home()))
-        transport = httpx.HTTPTransport(uds=str(folder / f"{self.pid}.sock"), verify=False)
+        address = str(run_folder(host_paths(self._environment, Path.home())) / f"{self.pid}.sock")
+        with socket.socket(socket.AF_UNIX) as probe:  # httpx leaks the socket of a connection that fails
+            try:
+                probe.connect(address)
+            except OSError as error:
+                raise httpx.ConnectError(f"{address}: {error}") from None
+        transport = httpx.HTTPTransport(uds=address, verify=False)
         with httpx.Client(transport=transport, base_url="http://admin", timeout=timeout) as client:
             return client.request(method, path)
 

@@ -274,14 +274,16 @@ def test_the_port_does_not_listen_before_a_worker_is_ready(serve: Serve, tmp_pat
 
 def test_a_slow_import_is_named_as_the_reason(serve: Serve, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    slow = f"""
-        import pathlib, time
-        while not pathlib.Path({str(gate)!r}).exists():
-            time.sleep(0.01)
+    slow = """
+    import os, pathlib, time
+
+    while not pathlib.Path(os.environ["GATE"]).exists():
+        time.sleep(0.01)
     """
     folder = write_app(tmp_path / "app", "slow", slow + HELLO)
     port = free_port()
-    with serve("slow:app", app_dir=folder, address=("--port", str(port)), wait=False) as server:
+    env = {"GATE": str(gate)}
+    with serve("slow:app", app_dir=folder, address=("--port", str(port)), env=env, wait=False) as server:
         answer = wait_until(lambda: server.admin("/readyz"), why="the admin pages are there while the app is imported")
         assert (answer.status_code, answer.text) == (503, "no worker is ready: the app is being imported\n")
         assert not connects(port)
@@ -361,7 +363,7 @@ def test_a_handler_that_raises_costs_its_request_only(serve: Serve, target: str,
         assert server.get("/crash").status_code == 500
         assert server.get("/").text == "hello\n"
         assert server.status()["restarts"] == 0
-        assert server.stderr.count("crashed on purpose") == 1
+        assert server.stderr.count("RuntimeError: crashed on purpose") == 1
         assert server.stderr.count(TRACEBACK) == 1
 
 
@@ -468,7 +470,7 @@ def test_an_app_that_knows_no_lifespan(serve: Serve, tmp_path: Path) -> None:
         assert TRACEBACK not in server.stderr
     with serve("sync:app", "--lifespan", "on", "-w", "4", app_dir=folder, wait=False) as server:
         assert server.wait() == 3
-        assert server.stderr.count("NotImplementedError") == 1
+        assert server.stderr.count("\nNotImplementedError") == 1
 
 
 # ---------------------------------------------------------------------- what the user got wrong: exit code 2
@@ -483,7 +485,7 @@ def test_an_app_that_knows_no_lifespan(serve: Serve, tmp_path: Path) -> None:
         (("a:b", "--workers", "two"), {}, "", "-w: 'two' is not allowed"),
         (("a:b",), {"JUMPSTART_THREADS": "-1"}, "", "JUMPSTART_THREADS: '-1' is not allowed"),
         (("a:b",), {"PORT": "http"}, "", "PORT: 'http' is not allowed"),
-        (("a:b",), {}, "[tenants.web]\nworkrs = 2\n", "jumpstart.toml: [tenants.web] has no key 'workrs'; did you mean 'w"),
+        (("a:b",), {}, "[tenants.web]\nworkrs = 2\n", "jumpstart.toml: [tenants.web] has no key 'workrs'; did"),
         (("a:b",), {}, "[tenants.web]\nworkers = '2'\n", "jumpstart.toml: [tenants.web] workers: '2' is not allowed"),
         (("a:b",), {}, "[server]\nlog_level = 'loud'\n", "one of critical, error, warning, info, debug"),
         (("a:b",), {}, "[servr]\n", "jumpstart.toml: unknown table or key 'servr'; allowed are"),
@@ -521,7 +523,7 @@ def test_mistakes_are_named_with_their_place_and_the_remedy(
         ("no_app:app", "module no_app has no app", 0),
         ("nowhere:app", "no module named 'nowhere' for target 'nowhere:app'", 0),
         ("startup_fails:app", "no database (failed on purpose)", 0),
-        ("startup_fails:raising", "RuntimeError: no database (raised on purpose)", 1),
+        ("startup_fails:raising", "no database (raised on purpose)", 0),
     ],
 )
 def test_an_app_that_cannot_boot_says_why_once(

@@ -1,0 +1,270 @@
+"""Addresses as users write them, and sockets that are bound and do not listen."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jumpstart.errors import AddressInUseError, ConfigError, JumpstartError
+from jumpstart_server.addresses import (
+    SUN_PATH_LIMIT,
+    Address,
+    addresses_of,
+    bind,
+    describe,
+    parse_address,
+    remove_dead_socket,
+)
+from jumpstart_server.settings import TenantSettings
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for the path of a socket, wherever pytest keeps its own."""
+    with tempfile.TemporaryDirectory(prefix="js", dir="/tmp") as name:
+        yield Path(name)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+# -- as written --
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9000", Address(host="127.0.0.1", port=9000)),
+        ("localhost", Address(host="localhost", port=8000)),
+        (":9000", Address(host="0.0.0.0", port=9000)),
+        ("", Address(host="0.0.0.0", port=8000)),
+        ("example.org:0", Address(host="example.org", port=0)),
+        ("[::1]:9000", Address(host="::1", port=9000)),
+        ("[::1]", Address(host="::1", port=8000)),
+        ("::1", Address(host="::1", port=8000)),
+        ("unix:/run/x.sock", Address(path="/run/x.sock")),
+        ("unix:///run/x.sock", Address(path="/run/x.sock")),
+        ("unix:x.sock", Address(path="x.sock")),
+        ("fd://3", Address(fd=3)),
+    ],
+)
+def test_every_form_is_understood(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h:http",
+        "h:-1",
+        "h:65536",
+        "h:",
+        "[::1",
+        "[::1]:",
+        "[::1]9000",
+        "[::1]:x",
+        "unix:",
+        "unix://",
+        "fd://",
+        "fd://-1",
+        "fd://x",
+        "http://h:80",
+        "/run/x.sock",
+        "h:" + "9" * 5000,
+        "fd://" + "9" * 5000,
+        "h:８０",
+    ],
+)
+def test_anything_else_is_an_error_that_lists_the_forms(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"write HOST:PORT, \[IPV6\]:PORT, unix:PATH or fd://NUMBER$"):
+        parse_address(text)
+
+
+pieces = st.lists(st.sampled_from(["[", "]", ":", "::", "unix:", "fd://", "/", "8000", "٣", "²", "a", ".", "\0", "-"]))
+
+
+@given(st.text(max_size=20) | pieces.map("".join))
+@example("h:²")
+def test_no_text_raises_anything_but_a_configuration_error(text: str) -> None:
+    try:
+        address = parse_address(text)
+    except ConfigError:
+        return
+    assert [bool(address.host), bool(address.path), address.fd >= 0].count(True) == 1
+    assert 0 <= address.port <= 65535
+
+
+@given(st.ip_addresses(), st.integers(0, 65535))
+def test_an_address_is_printed_as_it_can_be_written(ip: object, port: int) -> None:
+    address = Address(host=str(ip), port=port)
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize("text", ["unix:/run/x.sock", "fd://3"])
+def test_other_addresses_are_printed_as_they_can_be_written(text: str) -> None:
+    assert str(parse_address(text)) == text
+
+
+def test_the_settings_name_the_addresses() -> None:
+    assert addresses_of(TenantSettings()) == [Address(host="127.0.0.1", port=8000)]
+    assert addresses_of(TenantSettings(port=0)) == [Address(host="127.0.0.1", port=0)]
+    assert addresses_of(TenantSettings(host="::")) == [Address(host="::", port=8000)]
+    assert addresses_of(TenantSettings(uds="/x")) == [Address(path="/x")]
+    assert addresses_of(TenantSettings(fd=0)) == [Address(fd=0)]
+    assert addresses_of(TenantSettings(bind=("a:1", "unix:/x"))) == [Address(host="a", port=1), Address(path="/x")]
+
+
+# -- internet sockets --
+
+
+def test_a_bound_socket_refuses_until_it_listens() -> None:
+    with bind(Address(host="127.0.0.1", port=0)) as bound:
+        assert not bound.getblocking() and bound.get_inheritable()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(bound.getsockname(), timeout=5)
+        bound.listen()
+        socket.create_connection(bound.getsockname(), timeout=5).close()
+
+
+def test_an_address_in_use_is_its_own_kind_of_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUseError, match=f"^127.0.0.1:{port} is in use by another process$"):
+            bind(Address(host="127.0.0.1", port=port))
+
+
+def test_a_port_whose_last_owner_just_ended_can_be_bound() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        name = server.getsockname()
+        with socket.create_connection(name, timeout=5), server.accept()[0]:
+            pass  # our side closes too: one of the two is in TIME_WAIT now
+    bind(Address(host=name[0], port=name[1])).close()
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "256.1.1.1", "a..b", "x" * 300, "a\0b", "192.0.2.1", "\udcff"])
+def test_a_host_that_cannot_be_bound_is_the_operators_to_mend(host: str) -> None:
+    with pytest.raises(ConfigError, match="^--bind "):
+        bind(Address(host=host, port=0))
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+def test_ipv6_is_bound_and_described_in_brackets() -> None:
+    with bind(Address(host="::1", port=0)) as bound:
+        assert describe(bound) == f"http://[::1]:{bound.getsockname()[1]}"
+    with bind(Address(host="::", port=0)) as bound:
+        bound.listen()
+        socket.create_connection(("127.0.0.1", bound.getsockname()[1]), timeout=5).close()
+
+
+def test_a_socket_is_described_with_its_real_port(folder: Path) -> None:
+    with bind(Address(host="127.0.0.1", port=0)) as bound:
+        port = bound.getsockname()[1]
+        assert port
+        assert describe(bound) == f"http://127.0.0.1:{port}"
+        assert describe(bound, tls=True) == f"https://127.0.0.1:{port}"
+    with bind(Address(path=f"{folder}/x.sock")) as bound:
+        assert describe(bound) == f"unix:{folder}/x.sock"
+
+
+# -- sockets with a path --
+
+
+def test_a_path_is_bound_and_a_dead_one_is_bound_again(folder: Path) -> None:
+    address = Address(path=str(folder / "x.sock"))
+    bind(address).close()
+    assert stat.S_ISSOCK((folder / "x.sock").stat().st_mode)
+    with bind(address) as bound:
+        bound.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address.path)
+
+
+def test_a_path_that_somebody_serves_is_in_use_and_stays(folder: Path) -> None:
+    path = folder / "x.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        with pytest.raises(AddressInUseError):
+            bind(Address(path=str(path)))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_what_is_not_a_socket_is_left_alone(folder: Path) -> None:
+    path = folder / "x.sock"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="not a socket"):
+        bind(Address(path=str(path)))
+    assert path.read_text() == "precious"
+    link = folder / "link"
+    link.symlink_to(path)
+    with pytest.raises(ConfigError, match="not a socket"):
+        remove_dead_socket(link)
+
+
+def test_a_path_that_is_too_long_is_said_so(folder: Path) -> None:
+    path = f"{folder}/{'ö' * SUN_PATH_LIMIT}"
+    with pytest.raises(ConfigError, match=f"longer than {SUN_PATH_LIMIT} bytes"):
+        bind(Address(path=path))
+    longest = f"{folder}/".ljust(SUN_PATH_LIMIT, "x")
+    bind(Address(path=longest)).close()
+
+
+@pytest.mark.parametrize("path", ["no/such/folder/x.sock", "nul\0.sock"])
+def test_a_path_that_cannot_be_bound_is_the_operators_to_mend(folder: Path, path: str) -> None:
+    with pytest.raises(ConfigError, match="^--bind unix:"):
+        bind(Address(path=f"{folder}/{path}"))
+
+
+# -- inherited sockets --
+
+
+def open_descriptors() -> set[str]:
+    return {entry.name for entry in Path("/dev/fd").iterdir()}
+
+
+def test_an_inherited_socket_is_served_on_and_kept_open_for_its_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as inherited:
+        with bind(Address(fd=inherited.fileno())) as bound:
+            assert bound.getsockname() == inherited.getsockname()
+            assert bound.fileno() != inherited.fileno()
+        assert inherited.getsockname()
+
+
+def test_descriptors_that_are_no_stream_sockets_are_refused_and_none_is_leaked(folder: Path) -> None:
+    before = open_descriptors()
+    with (folder / "file").open("w") as file, socket.socket(type=socket.SOCK_DGRAM) as datagram:
+        for number in (file.fileno(), datagram.fileno(), 9999, 2**31 - 1, 2**31, 10**30):
+            with pytest.raises(ConfigError, match=f"^--bind fd://{number}: "):
+                bind(Address(fd=number))
+    assert open_descriptors() == before
+
+
+@given(st.text(st.characters(exclude_characters="/"), max_size=12))
+def test_binding_any_path_raises_errors_of_ours_only(name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="js", dir="/tmp") as base:
+        try:
+            bind(Address(path=f"{base}/{name}")).close()
+        except JumpstartError:
+            pass
+
+
+def test_nothing_is_left_open_when_binding_fails() -> None:
+    before = open_descriptors()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(AddressInUseError):
+            bind(Address(host="127.0.0.1", port=taken.getsockname()[1]))
+    assert open_descriptors() == before
