@@ -84,7 +84,7 @@ def addresses_of(tenant: TenantSettings) -> list[Address]:
 
 def bind(address: Address) -> socket.socket:
     """
-    Return a bound, inheritable, non-blocking socket that does not listen yet.
+    Return a bound, non-blocking socket that does not listen yet and is not inherited by children.
 
     Raises:
         AddressInUseError: another process has the address.
@@ -104,7 +104,6 @@ def bind(address: Address) -> socket.socket:
     except (ValueError, OverflowError) as error:  # a NUL in a path, a host name that cannot be encoded, a huge number
         raise ConfigError(f"--bind {address}: {error}") from None
     bound.setblocking(False)
-    bound.set_inheritable(True)
     return bound
 
 
