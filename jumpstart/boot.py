@@ -31,7 +31,7 @@ from jumpstart.errors import ColdBootRefusedError, ProfileRefusedError
 from jumpstart.profile import Profile, Trust, read_profile
 from jumpstart.recorder import Recorder, WarmSettings
 from jumpstart.recorders import RecorderSet
-from jumpstart.records import Dropped, Reason, Record, Tally, merge, split_valid
+from jumpstart.records import Dropped, Reason, Record, Tally, merge, merge_valid
 from jumpstart.report import BootReport, Refusal, Stopwatch, section_report
 from jumpstart.runtime import digest, runtime_key
 from jumpstart.target import Interface, detect_interface, load_app
@@ -85,11 +85,14 @@ class WarmState:
     Records found for this boot, by recorder, before any validity check but trust, version and runtime.
 
     Attributes:
+        offers: one list of records for each source that has the section, the freshest last.
+        sections: the same as one list, each key once.
         sources: in words, for the report.
         refusals: what was found and may not be used.
     """
 
     def __init__(self) -> None:
+        self.offers: dict[str, list[Sequence[Record]]] = {}
         self.sections: dict[str, list[Record]] = {}
         self.malformed: dict[str, list[Dropped]] = {}
         self.sources: list[str] = []
@@ -99,7 +102,8 @@ class WarmState:
         self.refusals.append(Refusal(where, reason, detail))
 
     def add(self, name: str, records: Sequence[Record], malformed: Sequence[Dropped]) -> None:
-        """Add a section; its records come after those that are there already, and replace those of the same key."""
+        """Add a section. Its records come after those that are there; of one key, the last valid one is used."""
+        self.offers.setdefault(name, []).append(records)
         self.sections[name] = merge(self.sections.get(name, ()), records)
         self.malformed.setdefault(name, []).extend(malformed)
 
@@ -270,7 +274,7 @@ def boot(settings: BootSettings, recorders: RecorderSet, stopwatch: Stopwatch) -
     tallies = {name: Tally() for name in state.sections}
     with stopwatch.span("check records"):
         _add_to_path(settings.app_dir)
-        valid = {name: split_valid(records, digest, tallies[name]) for name, records in state.sections.items()}
+        valid = {name: merge_valid(offers, digest, tallies[name]) for name, offers in state.offers.items()}
         for name, malformed in state.malformed.items():
             tallies[name].dropped.extend(malformed)
     deadline = _deadline(settings)

@@ -137,5 +137,18 @@ def merge(*sections: Iterable[Record], limit: int = 20_000) -> list[Record]:
     return [record for record in merged.values() if record.key in kept]
 
 
+def merge_valid(sections: Iterable[Iterable[Record]], digests: Digests, tally: Tally) -> list[Record]:
+    """
+    Merge what is valid in each of *sections* of one recorder; tally the keys that have no valid record in any.
+
+    Checked before it is merged: what the host's cache kept of the last build must not hide what a profile brings.
+    """
+    checked = Tally()
+    valid = merge(*[split_valid(section, digests, checked) for section in sections])
+    alive = {record.key for record in valid}
+    tally.dropped += {dropped.key: dropped for dropped in checked.dropped if dropped.key not in alive}.values()
+    return valid
+
+
 Sections = Mapping[str, list[Record]]
 """Recorder name → its records."""

@@ -62,10 +62,10 @@ def parse_target(text: str) -> Target:
                 raise ValueError("** is not allowed")
             return Target(module, _dotted(node.func), (positional, keywords))
         return Target(module, _dotted(node))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # all that ast raises for a text
         raise ConfigError(
             f"target {text!r}: {expression!r} is neither an attribute (app, pkg.app) nor a call with literal "
-            f'arguments (create_app("x")): {error}'
+            f'arguments (create_app("x")): {error or "nested too deeply"}'
         ) from None
 
 
@@ -161,7 +161,7 @@ def detect_interface(app: Any, text: str = "the app") -> Interface:
         return "asgi"
     if inspect.isclass(app) and hasattr(app, "__await__"):
         return "asgi"
-    count = _required_positionals(app)
+    count = _required_positionals(_routine(app))
     if count == 3:
         return "asgi"
     if count == 2:
@@ -179,10 +179,21 @@ def _innermost(app: Any) -> Any:
             called = called.func
         elif hasattr(called, "__wrapped__"):
             called = called.__wrapped__
-        elif not inspect.isroutine(called) and not inspect.isclass(called):
-            called = type(called).__call__.__get__(called)
-        else:
+        elif called is (routine := _routine(called)):
             break
+        else:
+            called = routine
+    return called
+
+
+def _routine(called: Any) -> Any:
+    """What runs when an instance is called; anything whose signature speaks for itself is returned as it is."""
+    for _ in range(20):
+        if inspect.isroutine(called) or inspect.isclass(called) or isinstance(called, functools.partial):
+            break
+        if hasattr(called, "__wrapped__"):
+            break
+        called = called.__call__  # may be an instance again, or a static method, which inspect.signature cuts short
     return called
 
 

@@ -96,14 +96,24 @@ class Interrupts:
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
-def environment(home: Path, backend: str) -> dict[str, str]:
-    """What every process gets: this environment, but none of its settings for servers."""
+def environment(home: Path, backend: str, bytecode: Path) -> dict[str, str]:
+    """
+    What every process gets: this environment, but none of its settings for servers.
+
+    Bytecode goes to the folder *bytecode* and not beside the sources: so it does not depend on who ran what in this
+    tree before, nor on PYTHONDONTWRITEBYTECODE, which many container images set, and which makes every boot slower by
+    the same compiles.
+    """
+    dropped = {"PORT", "WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS", "PYTHONDONTWRITEBYTECODE"}
     kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("JUMPSTART_") and name not in ("PORT", "WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS")
+        name: value for name, value in os.environ.items() if not name.startswith("JUMPSTART_") and name not in dropped
     }
-    return {**kept, "JUMPSTART_HOME": str(home), "SHOP_BACKEND": backend}
+    return {
+        **kept,
+        "JUMPSTART_HOME": str(home),
+        "SHOP_BACKEND": backend,
+        "PYTHONPYCACHEPREFIX": str(bytecode),
+    }
 
 
 @contextlib.contextmanager

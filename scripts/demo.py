@@ -157,7 +157,7 @@ class Demo:
         return home
 
     def _environment(self, home: Path) -> dict[str, str]:
-        return environment(home, self._backend)
+        return environment(home, self._backend, self._folder / "bytecode")
 
     @property
     def _app(self) -> list[str | Path]:
@@ -341,13 +341,13 @@ def notes(options: Options, requests: Sequence[WarmRequest]) -> Iterator[str]:
     """How the numbers came about."""
     many = options.boots > 1
     each = f"the median of {options.boots} boots of each kind, taken in turn" if many else "of one boot of each kind"
-    yield f"Each number is {each}, on this machine in this run: {describe_machine()}."
-    yield "Other machines, and other work on this one, give other numbers."
+    yield f"Each number is {each}, on this machine in this run:"
+    yield f"{describe_machine()}. Other machines, and other work on this one, give others."
     yield ""
     yield f"{COLD:<13} an empty host: no profile, no cache, no warm-up requests (--no-warm-start)"
     yield f"{PROFILE:<13} an empty host and the file that `jumpstart build` made (--no-warm-start --profile FILE)"
     yield f"{SECOND:<13} no options (but --workers), on a host where it served {2 * len(requests)} requests before"
-    yield "All find bytecode of every module on disk. The back end of the shop answers after 20 ms."
+    yield "All find the bytecode of every module on disk. The back end of the shop answers after 20 ms."
     yield ""
     text = f"""\
 [1] From the start of the command until the port accepts; a boot that warms up does its work here.
@@ -356,7 +356,7 @@ def notes(options: Options, requests: Sequence[WarmRequest]) -> Iterator[str]:
     paid by whichever comes first. Each worker is cold for itself, so that later users meet the same again
     in the other workers: see the requests that were cold, and the p99 of the first {FIRST_REQUESTS}, of which these
     {len(requests)} are a part.
-[3] Of {options.steady} requests of the same mix in the same boot, after the first {FIRST_REQUESTS} and {SETTLING_REQUESTS} more.
+[3] Of {options.steady} requests of this mix in the same boot, after the first {FIRST_REQUESTS + SETTLING_REQUESTS}.
 [4] Imports, template and pattern compiles, fills of caches and the like inside requests; the server's own
     count, over all requests of a boot."""
     yield from text.splitlines()

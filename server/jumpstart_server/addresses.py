@@ -40,9 +40,9 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
+def parse_address(text: str, default_port: int = DEFAULT_PORT, *, option: str = "--bind") -> Address:
     """
-    Parse one ``--bind``.
+    Parse one address, given with *option*.
 
     Raises:
         ConfigError: it is none of the forms; the message lists them.
@@ -63,7 +63,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
             host, _, port = text.partition(":")
         if _is_number(port) and int(port) <= 65535 and "/" not in host:
             return Address(host=host or "0.0.0.0", port=int(port))
-    raise ConfigError(f"--bind {text}: write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER")
+    raise ConfigError(f"{option} {text}: write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER")
 
 
 def _is_number(text: str) -> bool:

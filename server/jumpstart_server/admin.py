@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 import tempfile
@@ -29,11 +30,13 @@ from starlette.routing import Route
 from jumpstart.errors import JumpstartError
 from jumpstart.paths import HostPaths, private_folder
 from jumpstart_server import metrics
-from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, parse_address
+from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, describe, parse_address
 from jumpstart_server.profiles import pack
 from jumpstart_server.settings import Settings
 from jumpstart_server.supervisor import Supervisor
 from jumpstart_warmup.observe import warm_coverage
+
+logger = logging.getLogger(__name__)
 
 PROFILE_TYPE = "application/vnd.jumpstart-profile+zip"
 
@@ -49,7 +52,7 @@ def admin_address(settings: Settings) -> Address | None:
     if text == "off":
         return None
     if text != "auto":
-        return parse_address(text)
+        return parse_address(text, option="--admin")
     paths = HostPaths(Path(settings.home_cache), Path(settings.home_state), Path(settings.home_config))
     return Address(path=str(run_folder(paths) / f"{os.getpid()}.sock"))
 
@@ -86,6 +89,8 @@ class Admin:
             AddressInUseError, ConfigError: the address cannot be bound.
         """
         bound = bind(self.address)
+        if self.address.host:
+            logger.info("Admin pages at: %s", describe(bound))  # with the real port, where 0 was asked for
         config = uvicorn.Config(
             admin_app(self._supervisor),
             loop="none",

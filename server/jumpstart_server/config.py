@@ -21,6 +21,7 @@ import msgspec
 
 from jumpstart.errors import ConfigError
 from jumpstart.paths import HostPaths, host_paths
+from jumpstart_server.addresses import parse_address
 from jumpstart_server.settings import SECTIONS, Option, Settings, annotated_type, declared_options
 
 DEFAULT_FILES = ("jumpstart.toml", "pyproject.toml")
@@ -125,13 +126,14 @@ def _read_file(config_file: str | None, cwd: Path) -> tuple[dict[str, Any], Path
             raise ConfigError(f"{path}: not TOML: {error}") from None
         if path.name == "pyproject.toml":
             tools = document.get("tool", {})
-            document = tools.get("jumpstart") if isinstance(tools, dict) else None
-            if document is not None and not isinstance(document, dict):
-                raise ConfigError(f"{path}: tool.jumpstart must be a table: [tool.jumpstart.app]")
-            if document is None:
+            ours = tools.get("jumpstart") if isinstance(tools, dict) else None
+            if ours is None:
                 if config_file:
                     raise ConfigError(f"{path}: has no [tool.jumpstart]")
                 continue
+            if not isinstance(ours, dict):
+                raise ConfigError(f"{path}: tool.jumpstart must be a table: [tool.jumpstart.app]")
+            document = ours
         return document, path
     return {}, None
 
@@ -261,6 +263,8 @@ def _check(settings: Settings) -> None:
     ):
         if path and not Path(path).is_file():
             raise ConfigError(f"{flag} {path}: no such file")
+    if settings.server.admin not in ("auto", "off"):
+        parse_address(settings.server.admin, option="--admin")
     for pattern in settings.profile.lru_cache:
         if ":" not in pattern:
             raise ConfigError(f"--lru-cache {pattern}: write MODULE:NAME, wildcards allowed: shop.catalog:*")

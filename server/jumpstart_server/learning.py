@@ -92,6 +92,10 @@ class Learning:
                 self._dead.setdefault(section.recorder, set()).update(dead)
                 self._dirty = True
 
+    def has_state(self) -> bool:
+        """Whether a boot may have used warm state: a profile is named, or the cache holds something for this app."""
+        return bool(self.settings.profile or self._loaded_base())
+
     def forget(self) -> None:
         """What the cache holds made a boot fail: begin afresh, and replace it at the next save."""
         with self._loading:

@@ -24,7 +24,7 @@ class _Page:
 
     def sample(self, name: str, value: float, **labels: str) -> None:
         text = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
-        self.lines.append(f"{name}{{{text}}} {value:g}" if text else f"{name} {value:g}")
+        self.lines.append(f"{name}{{{text}}} {value!r}" if text else f"{name} {value!r}")
 
 
 def render(

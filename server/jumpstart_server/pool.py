@@ -43,27 +43,16 @@ class ThreadPool:
         *work* handles its own errors; one that escapes is logged and costs no thread.
 
         Raises:
-            RuntimeError: the pool was closed.
+            RuntimeError: the pool was closed, or the system has no thread to give and the pool has none.
         """
         with self._lock:
             if self._closed:
                 raise RuntimeError("the thread pool is closed")
+            if self._pending >= self.threads and self.threads < self.size:
+                self._start_thread()
+            # Under the lock, so that it stands before the marks that `close` puts behind all work.
             self._pending += 1
-            start = self._pending > self.threads and self.threads < self.size
-            if start:
-                self.threads += 1
-        self._queue.put(work)
-        if start:
-            thread = threading.Thread(target=self._serve, name=f"{self._name}-{self.threads}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no thread to give; those that live go on
-                with self._lock:
-                    self.threads -= 1
-                    alone = self.threads == 0
-                logger.exception("cannot start thread %d of %d", self.threads + 1, self.size)
-                if alone:
-                    raise
+            self._queue.put(work)
 
     def close(self, timeout_s: float = 0.0) -> None:
         """End all threads after the work that is queued; wait for that up to *timeout_s* seconds in all."""
@@ -77,6 +66,17 @@ class ThreadPool:
         if timeout_s:
             with self._ended:
                 self._ended.wait_for(lambda: self.threads == 0, timeout_s)
+
+    def _start_thread(self) -> None:
+        number = self.threads + 1
+        try:
+            threading.Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
+        except RuntimeError:
+            logger.exception("cannot start thread %d of %d", number, self.size)
+            if not self.threads:
+                raise
+            return  # those that live go on
+        self.threads = number
 
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:

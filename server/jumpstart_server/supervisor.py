@@ -157,7 +157,11 @@ class Supervisor:
             return
         self._stopping = True
         self._exit_code = code
+        # Ours keep the port open for as long as one worker drains, and what connects then would never be accepted.
+        self._close_sockets()
         for member in self.members.values():
+            if member.worker.state is State.STARTING and member.worker.pid is not None:
+                self._kill(member.worker.pid, signal.SIGKILL)  # spawned, and still at its import, as a mold may be
             self._advance(member, Event.DRAIN_ASKED)
             member.send(Drain())
         if self.mold is not None:
@@ -203,6 +207,7 @@ class Supervisor:
                     Path(address.path).unlink()
                 except OSError:
                     logger.warning("cannot remove %s", address.path)
+        self.sockets.clear()
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -252,6 +257,8 @@ class Supervisor:
     async def _follow_mold(self, interpreter: Interpreter, generation: int) -> None:
         channel = await Channel.open(interpreter.control)
         mold = self.mold = Mold(interpreter.pid, generation, interpreter.control, channel)
+        if self._stopping:
+            self._kill(mold.pid, signal.SIGKILL)  # the stop came before there was a mold to end
         failed = False
         try:
             async with asyncio.timeout(self._tenant.startup_timeout or None):
@@ -339,7 +346,10 @@ class Supervisor:
         """
         if self._cold or self.ready_after_s is not None or self.settings.profile.require_warm:
             return False
-        logger.warning("booting warm failed, trying once more cold: %s", text)
+        if not self.learning.has_state():
+            return False
+        # The first line only: an app that fails cold as well says so with its traceback once, then.
+        logger.warning("booting warm failed, trying once more cold: %s", text.partition("\n")[0])
         self._own_refusals.append(Refusal("warm state", Reason.FAILED, f"the boot with it failed: {text}"))
         self._cold = True
         self.learning.forget()
@@ -451,7 +461,7 @@ class Supervisor:
         if self.ready_after_s is None:
             self.boot = message.report
             self.ready_after_s = time.monotonic() - self.started
-            for refusal in message.report.refusals if self.mold_report is None else ():
+            for refusal in [*self._own_refusals, *(message.report.refusals if self.mold_report is None else ())]:
                 logger.warning("not used: %s", refusal)
             for url in self.urls():
                 logger.info("Listening at: %s (%d)", url, os.getpid())

@@ -27,7 +27,7 @@ import msgspec
 import uvicorn
 
 from jumpstart.boot import Booted
-from jumpstart.errors import AppLoadError, JumpstartError
+from jumpstart.errors import AppLoadError, ConfigError, JumpstartError
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
@@ -125,7 +125,7 @@ class _Worker:
         self._learner: asyncio.Task[None] | None = None
         self._learnt_at = -1
         self._captures: set[asyncio.Task[None]] = set()
-        self._requests = read_requests(Path(tenant.warmup)) if tenant.warmup else []
+        self._requests = _warmup_requests(tenant.warmup)
         if booted.interface == "wsgi":
             self.observed_wsgi = ObservedWSGI(booted.app, self.observer)
             self.app: Any = WSGIAdapter(self.observed_wsgi, self.pool, multiprocess=tenant.workers > 1)
@@ -372,6 +372,15 @@ class _Worker:
             if recorder is not None and records:
                 sections[name] = Section(recorder.version, recorder.encoding, records)
         return sections
+
+
+def _warmup_requests(file: str) -> list[WarmRequest]:
+    """The requests of ``--warmup``. The command has checked them; a worker that starts later may find them changed."""
+    try:
+        return read_requests(Path(file)) if file else []
+    except ConfigError as error:
+        logger.warning("no warm-up requests: %s", error)
+        return []
 
 
 def _as_asgi3(booted: Booted) -> Any:

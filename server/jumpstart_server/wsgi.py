@@ -55,8 +55,8 @@ class WSGIAdapter:
                 return  # the client left before it had sent the request
             environ = build_environ(scope, body, length, multiprocess=self.multiprocess)
             exchange = _Exchange(self.app, environ, asyncio.get_running_loop())
-            watcher = asyncio.ensure_future(_until_disconnect(receive, exchange))
             self.pool.submit(exchange.run_in_context(contextvars.copy_context()))
+            watcher = asyncio.ensure_future(_until_disconnect(receive, exchange))
             try:
                 await exchange.pass_on(send)
             finally:
@@ -95,7 +95,7 @@ def build_environ(scope: Scope, body: IO[bytes], length: int, *, multiprocess: b
     query = scope["query_string"].decode("latin-1")
     target = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1") + (f"?{query}" if query else "")
     server = scope.get("server") or ("localhost", None)
-    client = scope.get("client")
+    client = scope.get("client") or ("", "")  # over a Unix socket there is none, and apps index it all the same
     environ: Environ = {
         "REQUEST_METHOD": scope["method"],
         "SCRIPT_NAME": script_name,
@@ -105,6 +105,8 @@ def build_environ(scope: Scope, body: IO[bytes], length: int, *, multiprocess: b
         "RAW_URI": target,
         "SERVER_NAME": str(server[0]),
         "SERVER_PORT": str(server[1] if server[1] is not None else 80),
+        "REMOTE_ADDR": str(client[0]),
+        "REMOTE_PORT": str(client[1]),
         "SERVER_PROTOCOL": f"HTTP/{scope['http_version']}",
         "wsgi.version": (1, 0),
         "wsgi.url_scheme": scope.get("scheme", "http"),
@@ -116,8 +118,6 @@ def build_environ(scope: Scope, body: IO[bytes], length: int, *, multiprocess: b
         "wsgi.run_once": False,
         "wsgi.file_wrapper": FileWrapper,
     }
-    if client:
-        environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = str(client[0]), str(client[1])
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         if "_" in name or name in ("transfer-encoding", "content-length"):
@@ -194,7 +194,8 @@ class _Exchange:
                 elif self._gone:
                     raise ClientGoneError
             if not self._head_sent:
-                self._send_head(length=0)
+                # Apps may answer HEAD without the body that GET has, and without its length.
+                self._send_head(length=None if self._environ["REQUEST_METHOD"] == "HEAD" else 0)
             self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             close = getattr(iterable, "close", None)
@@ -213,8 +214,8 @@ class _Exchange:
         elif self._head is not None:
             raise RuntimeError("start_response was called twice without exc_info")
         code = status.split(" ", 1)[0]
-        if not (code.isdecimal() and len(code) == 3):
-            raise ValueError(f"status {status!r}: write three digits and a reason")
+        if not (code.isascii() and code.isdecimal() and len(code) == 3 and "100" <= code <= "599"):
+            raise ValueError(f"status {status!r}: write three digits, 100 to 599, and a reason")
         encoded = []
         for name, value in headers:
             if any(character in name + value for character in "\r\n\0"):

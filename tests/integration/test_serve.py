@@ -20,6 +20,7 @@ from tests.integration.server import (
     TRACEBACK,
     Serve,
     Server,
+    connects,
     free_port,
     in_parallel,
     run_command,
@@ -240,14 +241,6 @@ def test_a_port_that_another_server_takes_while_the_app_boots(serve: Serve, tmp_
 
 
 # ---------------------------------------------------------------------- nothing is accepted before it is ready
-
-
-def connects(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-        return True
-    except ConnectionRefusedError:
-        return False
 
 
 def test_the_port_does_not_listen_before_a_worker_is_ready(serve: Serve, tmp_path: Path) -> None:
@@ -534,6 +527,25 @@ def test_an_app_that_cannot_boot_says_why_once(
         assert server.stderr.count(says) == 1
         assert server.stderr.count(TRACEBACK) == tracebacks
         assert "Listening" not in server.stderr
+
+
+def test_an_app_that_broke_since_its_last_start_says_why_once(serve: Serve, tmp_path: Path) -> None:
+    """Warm state is there, so the boot is tried without it too; that is no second traceback."""
+    lazy = """
+        def app(environ, start_response):
+            import colorsys
+            start_response("200 OK", [("Content-Length", "5")])
+            return [b"hello"]
+    """
+    folder = write_app(tmp_path / "app", "site_of_ours", lazy)
+    with serve("site_of_ours:app", app_dir=folder) as server:
+        assert server.get("/").text == "hello"
+    write_app(folder, "site_of_ours", "raise RuntimeError('broken since')\n")
+    with serve("site_of_ours:app", "-w", "2", app_dir=folder, wait=False) as server:
+        assert server.wait() == 3
+        assert "trying once more cold: importing site_of_ours failed" in server.stderr
+        assert server.stderr.count(TRACEBACK) == 1
+        assert server.stderr.count("RuntimeError: broken since") == 1
 
 
 def test_a_syntax_error(serve: Serve, tmp_path: Path) -> None:

@@ -132,7 +132,8 @@ def test_the_settings_name_the_addresses() -> None:
 
 def test_a_bound_socket_refuses_until_it_listens() -> None:
     with bind(Address(host="127.0.0.1", port=0)) as bound:
-        assert not bound.getblocking() and bound.get_inheritable()
+        assert not bound.getblocking()
+        assert not bound.get_inheritable(), "it travels to workers as a message; the app's subprocesses get none"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(bound.getsockname(), timeout=5)
         bound.listen()
@@ -154,9 +155,11 @@ def test_a_port_whose_last_owner_just_ended_can_be_bound() -> None:
     bind(Address(host=name[0], port=name[1])).close()
 
 
-@pytest.mark.parametrize("host", ["no-such-host.invalid", "256.1.1.1", "a..b", "x" * 300, "a\0b", "192.0.2.1", "\udcff"])
+@pytest.mark.parametrize(
+    "host", ["no-such-host.invalid", "256.1.1.1", "a..b", "x" * 300, "a\0b", "192.0.2.1", "\udcff"]
+)
 def test_a_host_that_cannot_be_bound_is_the_operators_to_mend(host: str) -> None:
-    with pytest.raises(ConfigError, match="^--bind "):
+    with pytest.raises(ConfigError, match=r"^--bind "):
         bind(Address(host=host, port=0))
 
 
@@ -225,7 +228,7 @@ def test_a_path_that_is_too_long_is_said_so(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", ["no/such/folder/x.sock", "nul\0.sock"])
 def test_a_path_that_cannot_be_bound_is_the_operators_to_mend(folder: Path, path: str) -> None:
-    with pytest.raises(ConfigError, match="^--bind unix:"):
+    with pytest.raises(ConfigError, match=r"^--bind unix:"):
         bind(Address(path=f"{folder}/{path}"))
 
 

@@ -61,7 +61,9 @@ SETTINGS = Settings(
     profile=ProfileSettings(lru_cache=("a:*",)),
     server=HostSettings(),
 )
-OBSERVED = ObserverSnapshot(routes={"GET /": RouteStats(requests=1, cold_events={"import": 2}, cold_names=("import x",))})
+OBSERVED = ObserverSnapshot(
+    routes={"GET /": RouteStats(requests=1, cold_events={"import": 2}, cold_names=("import x",))}
+)
 SECTIONS = {"bytecode": Section(1, "msgpack", [Record(key="k", data={"code": b"\0\xff"}, depends={"module:m": "x"})])}
 MESSAGES: list[Message] = [
     Start(role="mold", settings=SETTINGS, started=1.5, generation=2, slot=3, supervisor_pid=4, requests="r.toml"),

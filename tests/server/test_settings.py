@@ -44,7 +44,7 @@ def settings(
 
 def test_every_field_of_every_section_is_an_option() -> None:
     fields = [f"{name}.{field.name}" for name, struct in SECTIONS.items() for field in msgspec.structs.fields(struct)]
-    assert IDS == fields
+    assert fields == IDS
 
 
 def test_no_flag_means_two_things() -> None:

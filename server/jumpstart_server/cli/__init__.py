@@ -68,9 +68,7 @@ def settings_of(target: str | None, config_file: str | None, tenant: str | None,
     """Settings from what click parsed; *given* is parameter (``section__key``) → value."""
     command_line = {name.replace("__", ".", 1): value for name, value in given.items()}
     if target is not None:
-        command_line["app.target"] = target
-        if tenant is None:
-            command_line["tenant.target"] = target
+        command_line["app.target"] = command_line["tenant.target"] = target
     settings = load_settings(command_line, environment(), config_file=config_file, tenant=tenant)
     if not settings.target:
         raise click.UsageError("which app? Give TARGET as module:attribute, or [app] target in jumpstart.toml")

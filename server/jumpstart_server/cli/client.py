@@ -28,7 +28,7 @@ class AdminClient:
             ConfigError: none runs, or several do; the message lists them.
         """
         if text:
-            return cls(parse_address(text))
+            return cls(parse_address(text, option="--admin"))
         # Not at the top: it brings starlette and the server, which a command with --admin can do without.
         from jumpstart_server.admin import clean_stale, run_folder
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import click
 
 from jumpstart_server.cli import Launch, cli, settings_of, settings_options
 from jumpstart_server.logs import set_up_logging
+from jumpstart_warmup.corpus import read_requests
 
 
 @cli.command()
@@ -21,4 +23,6 @@ def serve(launch: Launch, /, target: str | None, config_file: str | None, tenant
     set_up_logging(settings.server.log_level)
     from jumpstart_server.supervisor import Supervisor
 
+    if settings.tenant.warmup:
+        read_requests(Path(settings.tenant.warmup))  # complain before anything is started
     return int(asyncio.run(Supervisor(settings, launch.started, launch.waiting).run()))

@@ -108,7 +108,12 @@ class _Bar:
 
     def __init__(self, budget: float) -> None:
         self._latest = ""
-        self._bar = click.progressbar(range(round(budget * 10)), label="warming", item_show_func=lambda _: self._latest)
+        self._bar = click.progressbar(
+            range(round(budget * 10)),
+            label="warming",
+            item_show_func=lambda _: self._latest,
+            file=sys.stderr,  # its results go to standard output, which may be a file
+        )
         self._shown = 0
 
     def __enter__(self) -> _Bar:

@@ -1,0 +1,303 @@
+"""The admin pages say what runs, how warm and why not; on a supervisor that is made up for the purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jumpstart.errors import AddressInUseError, ConfigError, JumpstartError, ProfileRefusedError
+from jumpstart.paths import HostPaths
+from jumpstart.profile import parse_profile
+from jumpstart.records import Reason, Record
+from jumpstart.report import BootReport, Refusal, SectionReport, Span
+from jumpstart.trust import KeyRing
+from jumpstart_server.addresses import SUN_PATH_LIMIT, Address
+from jumpstart_server.admin import PROFILE_TYPE, Admin, admin_address, admin_app, clean_stale, run_folder
+from jumpstart_server.lifecycle import State, Worker
+from jumpstart_server.messages import Section, Stats
+from jumpstart_server.processes import Member
+from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings, Settings, TenantSettings
+from jumpstart_server.supervisor import Supervisor
+from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
+
+OBSERVED = ObserverSnapshot(
+    routes={"GET /": RouteStats(requests=4, cold_requests=1, cold_events={"import": 2})},
+    warmup={"GET /": RouteStats(requests=9)},
+)
+REPORT = BootReport(
+    target="js:app", interface="wsgi", sources=["warm-start cache"], start_method="spawn", start_reasons=["thread 'x'"]
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for the path of a socket, wherever pytest keeps its own."""
+    with tempfile.TemporaryDirectory(prefix="js", dir="/tmp") as name:
+        yield Path(name)
+
+
+def settings_for(root: Path, admin: str = "auto") -> Settings:
+    return Settings(
+        app=AppSettings(target="js:app", app_dir=str(root)),
+        tenant=TenantSettings(),
+        profile=ProfileSettings(),
+        server=HostSettings(admin=admin),
+        tenant_name="shop",
+        home_cache=str(root / "c"),
+        home_state=str(root / "s"),
+        home_config=str(root / "k"),
+    )
+
+
+class FakeSupervisor:
+    """What the pages look at."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.stopping = False
+        self.accepting: list[Member] = []
+        self.members: dict[int, Member] = {}
+        self.boot: BootReport | None = None
+        self.mold_report: BootReport | None = None
+        self.mold = None
+        self.start_method = "spawn"
+        self.ready_after_s: float | None = None
+        self.restarts = 0
+        self.generation = 1
+        self.capture_error: JumpstartError | None = None
+
+    def serve(self) -> None:
+        worker = Member(Worker(0, 1, State.SERVING, pid=41))
+        worker.stats = Stats(number=1, observed=OBSERVED, threads=3, busy=1)
+        self.members = {1: Member(Worker(1, 1, State.BOOTING)), 0: worker}
+        self.accepting = [worker]
+        self.boot = self.mold_report = REPORT
+        self.ready_after_s = 1.25
+
+    def waiting_for(self) -> str:
+        return "the app's import"
+
+    def urls(self) -> list[str]:
+        return ["http://127.0.0.1:8000"]
+
+    def uptime_s(self) -> float:
+        return 2.5
+
+    def refusals(self) -> list[Refusal]:
+        return [Refusal("profile x", Reason.TOO_OLD, "3 days")]
+
+    def spans(self) -> list[Span]:
+        return [Span(name="import the app", process="mold 1", start_s=0.1, duration_s=0.5)]
+
+    async def observed(self) -> ObserverSnapshot:
+        return OBSERVED
+
+    async def capture(self) -> dict[str, Section]:
+        if self.capture_error is not None:
+            raise self.capture_error
+        return {"names": Section(1, "json", [Record(key="a")])}
+
+
+class Pages:
+    def __init__(self, folder: Path) -> None:
+        self.supervisor = FakeSupervisor(settings_for(folder))
+
+    def __call__(self, path: str, method: str = "GET") -> httpx.Response:
+        async def ask() -> httpx.Response:
+            app = admin_app(cast(Supervisor, self.supervisor))
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+                return await client.request(method, path)
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def pages(folder: Path) -> Pages:
+    return Pages(folder)
+
+
+# -- pages --
+
+
+def test_a_living_server_says_so_whatever_its_workers_do(pages: Pages) -> None:
+    answer = pages("/livez")
+    assert (answer.status_code, answer.text) == (200, "ok\n")
+
+
+def test_not_ready_says_what_it_waits_for_ready_how_many_and_stopping_that(pages: Pages) -> None:
+    answer = pages("/readyz")
+    assert (answer.status_code, answer.text) == (503, "no worker is ready: the app's import\n")
+    pages.supervisor.serve()
+    answer = pages("/readyz")
+    assert (answer.status_code, answer.text) == (200, "1 workers ready\n")
+    pages.supervisor.stopping = True
+    answer = pages("/readyz")
+    assert (answer.status_code, answer.text) == (503, "stopping\n")
+
+
+def test_the_boot_page_is_there_from_the_first_moment(pages: Pages) -> None:
+    document = pages("/boot").json()
+    assert document["target"] == "js:app" and document["ready_after_s"] is None and document["start_reasons"] == []
+    pages.supervisor.serve()
+    document = pages("/boot").json()
+    assert document["sources"] == ["warm-start cache"]
+    assert (document["start_method"], document["start_reasons"]) == ("spawn", ["thread 'x'"])
+    assert document["refusals"] == [{"where": "profile x", "reason": "too-old", "detail": "3 days"}]
+    assert document["spans"][0]["name"] == "import the app"
+
+
+def test_the_status_page_tells_the_workers_and_the_traffic(pages: Pages) -> None:
+    document = pages("/status").json()
+    assert (document["ready"], document["waiting_for"], document["workers"]) == (False, "the app's import", [])
+    pages.supervisor.serve()
+    document = pages("/status").json()
+    assert (document["tenant"], document["target"], document["pid"]) == ("shop", "js:app", os.getpid())
+    assert (document["ready"], document["waiting_for"]) == (True, "")
+    assert [(worker["slot"], worker["state"], worker["threads"]) for worker in document["workers"]] == [
+        (0, "serving", 3),
+        (1, "booting", 0),
+    ]
+    assert (document["requests"], document["cold_events"], document["warm_coverage"]) == (4, 2, 0.75)
+
+
+def test_the_metrics_page_is_for_prometheus(pages: Pages) -> None:
+    pages.supervisor.serve()
+    answer = pages("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    workers = {sample.labels["state"]: sample.value for sample in families["jumpstart_workers"].samples}
+    assert workers == {"serving": 1, "booting": 1}
+    assert families["jumpstart_pool_threads"].samples[0].value == 3
+
+
+def test_a_profile_is_captured_by_post_only_and_from_workers_that_serve(pages: Pages, folder: Path) -> None:
+    assert pages("/capture").status_code == 405
+    assert pages("/capture", "POST").status_code == 503
+    pages.supervisor.serve()
+    answer = pages("/capture", "POST")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, PROFILE_TYPE)
+    profile = parse_profile(
+        answer.content,
+        trust="signed",
+        verify=KeyRing(folder / "k" / "keys").verify,
+        now=datetime.now(UTC),
+        max_age=timedelta(days=1),
+    )
+    assert profile.records("names") == ([Record(key="a")], [])
+    pages.supervisor.capture_error = ConfigError("the key cannot be made")
+    answer = pages("/capture", "POST")
+    assert (answer.status_code, answer.text) == (500, "the key cannot be made\n")
+
+
+def test_other_pages_do_not_exist(pages: Pages) -> None:
+    assert pages("/").status_code == 404
+    assert pages("/status", "POST").status_code == 405
+
+
+# -- addresses --
+
+
+def test_by_default_it_is_a_socket_that_only_this_user_can_reach(folder: Path) -> None:
+    address = admin_address(settings_for(folder))
+    assert address is not None
+    path = Path(address.path)
+    assert path.name == f"{os.getpid()}.sock" and path.is_relative_to(folder / "s")
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_it_can_be_elsewhere_or_off(folder: Path) -> None:
+    assert admin_address(settings_for(folder, "off")) is None
+    assert admin_address(settings_for(folder, "127.0.0.1:9001")) == Address(host="127.0.0.1", port=9001)
+    assert admin_address(settings_for(folder, "unix:/x")) == Address(path="/x")
+    with pytest.raises(ConfigError):
+        admin_address(settings_for(folder, "unix:"))
+
+
+def test_where_paths_are_too_long_for_sockets_the_temporary_folder_has_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    deep, other = folder / ("x" * SUN_PATH_LIMIT), folder / ("y" * SUN_PATH_LIMIT)
+    first = run_folder(HostPaths(folder, deep, folder))
+    assert len(os.fsencode(first / "1234567890.sock")) <= SUN_PATH_LIMIT
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700 == stat.S_IMODE(first.parent.stat().st_mode)
+    assert run_folder(HostPaths(folder, deep, folder)) == first != run_folder(HostPaths(folder, other, folder))
+
+
+def test_a_folder_that_others_may_write_is_not_used(folder: Path) -> None:
+    (folder / "s").mkdir()
+    (folder / "s" / "run").mkdir()
+    (folder / "s" / "run").chmod(0o777)
+    with pytest.raises(ProfileRefusedError):
+        admin_address(settings_for(folder))
+
+
+def test_sockets_of_dead_servers_are_removed_and_those_of_living_ones_listed(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "1.sock"))
+    with socket.socket(socket.AF_UNIX) as living:
+        living.bind(str(folder / "2.sock"))
+        living.listen()
+        assert clean_stale(folder) == [folder / "2.sock"]
+    assert not (folder / "1.sock").exists()
+    assert clean_stale(folder / "none") == []
+
+
+# -- the server --
+
+
+def test_it_serves_until_it_is_cancelled_and_leaves_nothing_behind(folder: Path) -> None:
+    path = folder / "a.sock"
+
+    async def main() -> None:
+        supervisor: Any = FakeSupervisor(settings_for(folder))
+        serving = asyncio.create_task(Admin(supervisor, Address(path=str(path))).serve())
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            while True:
+                try:
+                    answer = await client.get("/livez")
+                    break
+                except httpx.ConnectError:
+                    assert not serving.done()
+                    await asyncio.sleep(0.005)
+            assert answer.text == "ok\n"
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+    async def limited() -> None:
+        await asyncio.wait_for(main(), 20)
+
+    asyncio.run(limited())
+    assert not path.exists()
+
+
+def test_an_address_that_is_taken_is_said_so_and_left_to_its_owner(folder: Path) -> None:
+    path = folder / "a.sock"
+    with socket.socket(socket.AF_UNIX) as owner:
+        owner.bind(str(path))
+        owner.listen()
+        supervisor: Any = FakeSupervisor(settings_for(folder))
+        with pytest.raises(AddressInUseError):
+            asyncio.run(Admin(supervisor, Address(path=str(path))).serve())
+    assert path.exists()
+
+
+def test_records_used_are_counted_over_sections(pages: Pages) -> None:
+    pages.supervisor.serve()
+    pages.supervisor.boot = BootReport(target="js:app", sections=[SectionReport(recorder="x", offered=2, used=2)])
+    document = pages("/status").json()
+    assert (document["records_used"], document["records_dropped"]) == (2, {})
