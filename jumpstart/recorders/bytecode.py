@@ -27,7 +27,6 @@ import msgspec
 from jumpstart import imports
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.records import Reason, Record, Tally
-from jumpstart.runtime import module_dependency
 
 logger = logging.getLogger(__name__)
 
@@ -204,9 +203,6 @@ class BytecodeRecorder(Recorder):
         known = self._known(name, digest)
         if known is not None:
             return known
-        depends = module_dependency(name)
-        if any(value.startswith("sha256:") and value != f"sha256:{digest}" for value in depends.values()):
-            return None  # edited between the two readings
         if body is None:
             if stop is not None and time.monotonic() >= stop:
                 return None
@@ -216,7 +212,9 @@ class BytecodeRecorder(Recorder):
                 logger.info("bytecode of %s is not recorded: %s", name, error)
                 return None
         data = {"code": body, "opt": sys.flags.optimize, "src": digest}
-        record = Record(key=name, data=data, depends=depends)
+        # No `depends`: the loader compares *src* with the bytes that it reads, and only for modules that need the
+        # record. Checking all of them before the import would cost more than most boots gain.
+        record = Record(key=name, data=data)
         if purpose == "host":
             self._compiled[name] = record
         return record

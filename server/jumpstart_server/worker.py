@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -62,14 +63,18 @@ WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may t
 CANCEL_GRACE = 1.0  # seconds that tasks of the app may take to end after they were cancelled
 
 
+FOR_ALL_WORKERS = ("uvicorn.loops.uvloop", "uvicorn.protocols.http.httptools_impl", "uvloop")
+FOR_ASGI_WORKERS = (
+    "anyio.to_thread",
+    "anyio._backends._asyncio",  # what anyio imports at its first use in an event loop
+    "uvicorn.protocols.websockets.auto",
+)
+
+
 def import_what_workers_need(interface: Interface) -> None:
     """Import in the mold, once and shared, what each worker would import by itself."""
-    import uvicorn.loops.uvloop
-    import uvicorn.protocols.http.httptools_impl
-    import uvloop  # noqa: F401
-
-    if interface != "wsgi":
-        import uvicorn.protocols.websockets.auto  # noqa: F401
+    for name in FOR_ALL_WORKERS if interface == "wsgi" else FOR_ALL_WORKERS + FOR_ASGI_WORKERS:
+        importlib.import_module(name)
 
 
 def run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server import APPS, Serve, Server
+from tests.integration.server import APPS, Serve, Server, in_parallel
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +24,11 @@ def pss_mb(pids: list[int]) -> float:
 
 
 def measure(server: Server, paths: list[str]) -> float:
-    """Of all of its processes, the mold and the supervisor too, once each worker has answered something."""
-    seen = set()
-    for _ in range(WORKERS * 10):
-        for path in paths:
-            assert server.get(path).status_code == 200
-        seen = {worker["pid"] for worker in server.status()["workers"]}
-    assert len(seen) == WORKERS
+    """Of all of its processes, the mold and the supervisor too, after some requests to every worker's port."""
+    server.wait_workers(WORKERS)
+    for path in paths * 3:
+        for answer in in_parallel(4 * WORKERS, lambda _: server.get(path)):  # noqa: B023
+            assert answer.status_code == 200
     return pss_mb(sorted(server.processes()))
 
 

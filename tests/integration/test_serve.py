@@ -122,16 +122,15 @@ HELLO = """
 NAMES = ["logging", "queue", "profile", "config", "worker", "mold", "settings", "messages", "admin", "warmup", "stat"]
 
 
-@pytest.mark.parametrize("name", ["server", "app", "main", "supervisor"])
-def test_an_app_may_be_called_what_it_likes(serve: Serve, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "fork"), [("server", "auto"), ("app", "never"), ("supervisor", "auto")])
+def test_an_app_may_be_called_what_it_likes(serve: Serve, tmp_path: Path, name: str, fork: str) -> None:
     folder = write_app(tmp_path / "app", name, HELLO)
     for neighbour in NAMES:
         write_app(folder, neighbour, f"print('the app\\'s {neighbour}.py was imported in place of another')\n")
-    for fork in ("auto", "never"):
-        with serve(f"{name}:app", "--fork", fork, app_dir=folder) as server:
-            assert server.get("/").text == "hello"
-            assert server.status()["ready"]
-            assert "was imported" not in server.stderr
+    with serve(f"{name}:app", "--fork", fork, app_dir=folder) as server:
+        assert server.get("/").text == "hello"
+        assert server.status()["ready"]
+        assert "was imported" not in server.stderr
 
 
 def test_the_current_folder_is_the_app_folder(serve: Serve, home: Path) -> None:
@@ -507,22 +506,23 @@ def test_mistakes_are_named_with_their_place_and_the_remedy(
 # ---------------------------------------------------------------------- apps that cannot boot: exit code 3
 
 
-@pytest.mark.parametrize("options", [("-w", "4"), ("-w", "4", "--fork", "never")], ids=["forked", "spawned"])
 @pytest.mark.parametrize(
-    ("target", "says", "tracebacks"),
+    ("target", "fork", "says", "tracebacks"),
     [
-        ("raises:app", "RuntimeError: the database password is missing", 1),
-        ("exits:app", "exits called sys.exit(7) at import", 1),
-        ("no_app:app", "module no_app has no app", 0),
-        ("nowhere:app", "no module named 'nowhere' for target 'nowhere:app'", 0),
-        ("startup_fails:app", "no database (failed on purpose)", 0),
-        ("startup_fails:raising", "no database (raised on purpose)", 0),
+        ("raises:app", "auto", "RuntimeError: the database password is missing", 1),
+        ("raises:app", "never", "RuntimeError: the database password is missing", 1),
+        ("exits:app", "auto", "exits called sys.exit(7) at import", 1),
+        ("no_app:app", "auto", "module no_app has no app", 0),
+        ("nowhere:app", "auto", "no module named 'nowhere' for target 'nowhere:app'", 0),
+        ("startup_fails:app", "auto", "no database (failed on purpose)", 0),
+        ("startup_fails:app", "never", "no database (failed on purpose)", 0),
+        ("startup_fails:raising", "auto", "no database (raised on purpose)", 0),
     ],
 )
 def test_an_app_that_cannot_boot_says_why_once(
-    serve: Serve, target: str, says: str, tracebacks: int, options: tuple[str, ...]
+    serve: Serve, target: str, fork: str, says: str, tracebacks: int
 ) -> None:
-    with serve(target, *options, app_dir=BROKEN, wait=False) as server:
+    with serve(target, "-w", "4", "--fork", fork, app_dir=BROKEN, wait=False) as server:
         assert server.wait() == 3
         assert server.stderr.count(says) == 1
         assert server.stderr.count(TRACEBACK) == tracebacks

@@ -90,16 +90,16 @@ def ends_promptly(server: Server) -> int:
 # ---------------------------------------------------------------------- while it serves
 
 
-@GATED
 @pytest.mark.parametrize(
-    ("number", "send", "fork"),
+    ("source", "number", "send", "fork"),
     [
-        (signal.SIGTERM, to_supervisor, "auto"),
-        (signal.SIGINT, to_supervisor, "auto"),
-        (signal.SIGINT, to_group, "auto"),
-        (signal.SIGINT, to_group, "never"),
+        (GATED_WSGI, signal.SIGTERM, to_supervisor, "auto"),
+        (GATED_ASGI, signal.SIGTERM, to_supervisor, "auto"),
+        (GATED_WSGI, signal.SIGINT, to_group, "auto"),
+        (GATED_ASGI, signal.SIGINT, to_supervisor, "auto"),
+        (GATED_ASGI, signal.SIGINT, to_group, "never"),
     ],
-    ids=["SIGTERM", "SIGINT", "ctrl-c", "ctrl-c-spawned"],
+    ids=["wsgi-SIGTERM", "asgi-SIGTERM", "wsgi-ctrl-c", "asgi-SIGINT", "asgi-spawned-ctrl-c"],
 )
 def test_a_request_in_flight_is_answered(
     serve: Serve,
@@ -235,9 +235,9 @@ STAGES = {
     ("stage", "number", "send"),
     [
         *((stage, signal.SIGTERM, to_supervisor) for stage in STAGES),
-        *((stage, signal.SIGINT, to_group) for stage in STAGES),
+        *((stage, signal.SIGINT, to_group) for stage in ("import", "spawned", "lifespan", "warm-up-asgi")),
     ],
-    ids=[f"{stage}-{name}" for name in ("SIGTERM", "ctrl-c") for stage in STAGES],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
 )
 def test_a_signal_while_it_boots(
     serve: Serve,
@@ -265,10 +265,10 @@ def test_a_signal_before_anything_is_set_up_leaves_nothing(
 ) -> None:
     """At first the interpreter's own handling of signals applies; what was started ahead goes too."""
     folder = write_app(tmp_path / "app", "booting", AT_IMPORT)
-    for moment in range(8):
+    for moment in range(6):
         with serve("booting:app", app_dir=folder, env={"STARTED": str(tmp_path / "started")}, wait=False) as server:
             began = time.monotonic()
-            wait_until(lambda: time.monotonic() - began >= moment * 0.04)  # noqa: B023
+            wait_until(lambda: time.monotonic() - began >= moment * 0.05)  # noqa: B023
             to_group(server, number)
             assert ends_promptly(server) in (0, 130, -number)
             if number is signal.SIGTERM:

@@ -6,6 +6,7 @@ Options that are settings are made from their declarations in `settings.py`; eac
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -75,7 +76,23 @@ def settings_of(target: str | None, config_file: str | None, tenant: str | None,
     return settings
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    """The commands by name; only the module of the one that is used is imported, for each boot pays for it."""
+
+    MODULES = ("serve", "build", "profile", "keys", "warm", "status")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.MODULES:
+            return None
+        command = getattr(importlib.import_module(f"jumpstart_server.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="jumpstart")
 def cli() -> None:
     """An application server for Python (WSGI and ASGI) that boots warm."""
@@ -89,8 +106,6 @@ def run(started: float, waiting: Interpreter | None) -> int:
         started: when the command began, on the monotonic clock.
         waiting: a process that was started ahead, for ``serve``.
     """
-    from jumpstart_server.cli import build, keys, profile, serve, status, warm  # noqa: F401  # each adds its command
-
     try:
         return int(cli.main(standalone_mode=False, obj=Launch(started, waiting)) or ExitCode.CLEAN)
     except click.ClickException as error:

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from jumpstart.errors import ConfigError
-from jumpstart_server.cli import cli, settings_of, settings_options
+from jumpstart_server.cli import settings_of, settings_options
 from jumpstart_server.logs import set_up_logging
 
 
-@cli.command()
+@click.command()
 @click.argument("target", required=False)
 @click.option("--requests", metavar="FILE", help="TOML file of requests to learn from; run once.")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")

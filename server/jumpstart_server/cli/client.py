@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
+if TYPE_CHECKING:
+    import httpx
 
 from jumpstart.errors import ConfigError, JumpstartError
 from jumpstart.paths import HostPaths
@@ -65,6 +66,8 @@ class AdminClient:
         return response
 
     def _send(self, method: str, path: str) -> httpx.Response:
+        import httpx
+
         if self.address.path:
             transport = httpx.HTTPTransport(uds=self.address.path)
             base = "http://admin"

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from jumpstart.trust import KeyRing
-from jumpstart_server.cli import cli
 from jumpstart_server.config import environment, paths_of_host
 
 
@@ -15,7 +14,7 @@ def _ring() -> KeyRing:
     return KeyRing(paths_of_host(environment()).keys)
 
 
-@cli.group()
+@click.group()
 def keys() -> None:
     """Keys that sign profiles, and keys that are trusted on this host."""
 

@@ -11,7 +11,6 @@ from jumpstart.errors import JumpstartError, ProfileRefusedError
 from jumpstart.profile import Profile, describe, describe_diff, diff_profiles, read_profile, write_file
 from jumpstart.records import Reason
 from jumpstart.trust import KeyRing
-from jumpstart_server.cli import cli
 from jumpstart_server.cli.client import AdminClient
 from jumpstart_server.config import environment, paths_of_host
 
@@ -22,7 +21,7 @@ def _read(file: str) -> Profile:
     return read_profile(Path(file), trust="data-only", verify=ring.verify, now=datetime.now(UTC), max_age=None)
 
 
-@cli.group()
+@click.group()
 def profile() -> None:
     """Profiles: show, verify, diff, capture."""
 

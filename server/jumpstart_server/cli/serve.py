@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from jumpstart_server.cli import Launch, cli, settings_of, settings_options
+from jumpstart_server.cli import Launch, settings_of, settings_options
 from jumpstart_server.logs import set_up_logging
 from jumpstart_warmup.corpus import read_requests
 
 
-@cli.command()
+@click.command()
 @click.argument("target", required=False)
 @settings_options("app", "tenant", "profile", "server")
 @click.pass_obj

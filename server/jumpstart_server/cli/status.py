@@ -8,14 +8,13 @@ from typing import Any
 import click
 import msgspec
 
-from jumpstart_server.cli import cli
 from jumpstart_server.cli.client import AdminClient
 from jumpstart_server.config import environment, paths_of_host
 
 ROUTES_SHOWN = 20
 
 
-@cli.command()
+@click.command()
 @click.option("--admin", metavar="ADDRESS", help="Admin address; by default the one server of this user.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--boot", "boot", is_flag=True, help="The boot report with its spans instead.")

@@ -13,7 +13,6 @@ from jumpstart.profile import read_profile
 from jumpstart.recorder import WarmSettings
 from jumpstart.records import Tally
 from jumpstart.trust import KeyRing
-from jumpstart_server.cli import cli
 from jumpstart_server.config import environment, paths_of_host
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
 from jumpstart_warmup.http import Progress, warm_host
@@ -21,7 +20,7 @@ from jumpstart_warmup.http import Progress, warm_host
 CORPUS_LIMIT = 200  # requests of a profile in one round
 
 
-@cli.command()
+@click.command()
 @click.argument("url")
 @click.option("--requests", metavar="FILE", help="TOML file of requests.")
 @click.option("--profile", metavar="FILE", help="Profile whose recorded requests are sent.")
