@@ -355,6 +355,7 @@ class Supervisor:
         self.learning.forget()
         if self.mold is not None:
             self._kill(self.mold.pid, signal.SIGKILL)
+            self.mold = None  # or its workers, as they end, would be replaced by orders to it
         for member in self.members.values():
             if member.worker.pid is not None:
                 self._kill(member.worker.pid, signal.SIGKILL)

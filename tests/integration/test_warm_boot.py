@@ -206,10 +206,11 @@ def test_a_bad_store_costs_one_line(
     (line,) = warnings(server)
     assert f"warm-start cache: {code}" in line
     assert TRACEBACK not in server.stderr
-    with serve("shop.web:app", app_dir=SHOP, env=backend) as server:
-        visit(server, PAGES[:2])
-        assert (cold_events(server) == []) is heals
-        assert (reasons(server) == set()) is heals
+    if heals:
+        with serve("shop.web:app", app_dir=SHOP, env=backend) as server:
+            visit(server, PAGES[:2])
+            assert cold_events(server) == []
+            assert reasons(server) == set()
 
 
 def test_a_bad_store_is_refused_where_warmth_is_required(serve: Serve, backend: dict[str, str], home: Path) -> None:

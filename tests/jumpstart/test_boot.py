@@ -210,7 +210,6 @@ def test_another_apps_profile_gives_whatever_applies_and_says_so(host: Host) -> 
     assert "shop.web:app" in refusal.detail and "js_site:app" in refusal.detail
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("field", ["version", "platform", "implementation", "cache_tag", "magic"])
 def test_another_runtimes_profile_keeps_what_is_not_bound_to_it(host: Host, field: str) -> None:
     other = msgspec.structs.replace(runtime_key(), **{field: "other"})
@@ -352,6 +351,7 @@ def dependent(host: Host, key: str, text: str) -> Record:
     return Record(key=key, depends={"module:js_part": "sha256:" + hashlib.sha256(text.encode()).hexdigest()})
 
 
+@pytest.mark.slow
 def test_a_warm_boot_uses_what_is_valid_and_accounts_for_the_rest(host: Host) -> None:
     records = [
         A,
@@ -376,6 +376,7 @@ def test_a_warm_boot_uses_what_is_valid_and_accounts_for_the_rest(host: Host) ->
     ]
 
 
+@pytest.mark.slow
 def test_the_last_builds_cache_does_not_hide_this_builds_profile(host: Host) -> None:
     """A deploy to a host that has served: the cache knows the old sources, the profile the new ones."""
     settings = host.settings(warm_start=str(host.root / "warm"))
@@ -386,12 +387,14 @@ def test_the_last_builds_cache_does_not_hide_this_builds_profile(host: Host) -> 
     assert module_dependency("js_part") == {}, "this process has not seen it"
 
 
+@pytest.mark.slow
 def test_a_boot_with_nothing_to_go_by_is_cold_and_whole(host: Host) -> None:
     outcome = boot_apart(host.settings())
     assert (outcome.report.offered, outcome.report.used, outcome.report.sources) == (0, 0, [])
     assert "cold" in outcome.report.summary()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "error"),
     [
