@@ -85,13 +85,15 @@ class WarmState:
     Records found for this boot, by recorder, before any validity check but trust, version and runtime.
 
     Attributes:
+        disabled: names of recorders that the operator switched off.
         offers: one list of records for each source that has the section, the freshest last.
         sections: the same as one list, each key once.
         sources: in words, for the report.
         refusals: what was found and may not be used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, disabled: Sequence[str] = ()) -> None:
+        self.disabled = disabled
         self.offers: dict[str, list[Sequence[Record]]] = {}
         self.sections: dict[str, list[Record]] = {}
         self.malformed: dict[str, list[Dropped]] = {}
@@ -110,7 +112,7 @@ class WarmState:
 
 def find_state(settings: BootSettings, recorders: RecorderSet) -> WarmState:
     """Read the profile and the warm-start cache that *settings* name. Never raises for what is wrong with them."""
-    state = WarmState()
+    state = WarmState(settings.warm.disabled)
     if settings.profile:
         _find_profile(settings, recorders, state)
     if settings.warm_start:
@@ -167,7 +169,9 @@ def _offer_profile(profile: Profile, where: str, recorders: RecorderSet, state: 
 def _welcoming(recorders: RecorderSet, place: str, name: str, version: int, state: WarmState) -> Recorder | None:
     """The recorder that understands a section, or None when there is none, which is then noted."""
     recorder = recorders.get(name)
-    if recorder is None:
+    if name in state.disabled:
+        state.refuse(place, Reason.DISABLED, "by the configuration")
+    elif recorder is None:
         state.refuse(place, Reason.NO_RECORDER, f"there is no recorder called {name} here, or it is switched off")
     elif recorder.version != version:
         state.refuse(place, Reason.NO_RECORDER, f"written by version {version}, here is version {recorder.version}")
@@ -305,8 +309,9 @@ def _deadline(settings: BootSettings) -> float | None:
 
 
 def _require_warm(report: BootReport) -> None:
-    if report.refusals:
-        reasons = "\n".join(f"  {refusal}" for refusal in report.refusals)
+    refusals = [refusal for refusal in report.refusals if refusal.reason is not Reason.DISABLED]  # the operator's wish
+    if refusals:
+        reasons = "\n".join(f"  {refusal}" for refusal in refusals)
         raise ColdBootRefusedError(f"--require-warm: this boot would not be warm\n{reasons}")
     if report.used == 0:
         found = " and ".join(report.sources) or "no profile was given and the warm-start cache has nothing for this app"

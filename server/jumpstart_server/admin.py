@@ -241,6 +241,8 @@ def clean_stale(folder: Path) -> list[Path]:
     """Return the admin sockets that somebody serves, and remove those that nobody does."""
     living = []
     for path in sorted(folder.glob("*.sock")):
+        if not path.is_socket():
+            continue
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1)
             try:

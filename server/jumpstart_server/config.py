@@ -184,7 +184,7 @@ def _lookup(
     given = command_line.get(f"{option.section}.{option.key}")
     if given is not None and given != ():
         return _Value(given, option.flags[0] if option.flags else "TARGET", COMMAND_LINE)
-    if option.env in environ:
+    if environ.get(option.env):  # empty is unset, as for other servers' variables
         return _Value(_from_environment(option, environ[option.env]), option.env, ENVIRONMENT)
     table = tables.get(option.section, {})
     if option.key in table:
@@ -228,6 +228,8 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
         unit = f" ({option.unit})" if option.unit else ""
         choices = f"; one of {', '.join(option.choices)}" if option.choices else ""
         raise ConfigError(f"{value.place}: {raw!r} is not allowed{unit}: {error}{choices}") from None
+    if option.key == "root_path":
+        return converted.rstrip("/")
     if option.path and converted:
         base = cwd if value.textual or file is None else file.parent
         try:
@@ -254,8 +256,8 @@ def _check(settings: Settings) -> None:
     if tenant.ssl_keyfile and not tenant.ssl_certfile:
         raise ConfigError("--ssl-keyfile is given without --ssl-certfile")
     root = tenant.root_path
-    if root and not (root.isascii() and root.startswith("/") and not root.endswith("/")):
-        raise ConfigError(f"--root-path {root}: write it as in a URL, with a slash at its start only: /shop")
+    if root and not (root.isascii() and root.startswith("/")):
+        raise ConfigError(f"--root-path {root}: write it as in a URL, with a slash at its start: /shop")
     for flag, path in (
         ("--ssl-certfile", tenant.ssl_certfile),
         ("--ssl-keyfile", tenant.ssl_keyfile),

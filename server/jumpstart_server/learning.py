@@ -68,6 +68,7 @@ class Learning:
         self._cache = WarmStartCache(Path(settings.warm_start)) if settings.warm_start else None
         self._base: dict[str, Section] | None = None
         self._learnt: dict[Identity, dict[str, Section]] = {}
+        self._of_the_gone: dict[str, Section] = {}
         self._dead: dict[str, set[str]] = {}
         self._dirty = False
         self._complained: set[Reason] = set()
@@ -78,6 +79,12 @@ class Learning:
         """Note everything that *worker* knows now; it replaces what it knew before."""
         self._learnt[worker] = sections
         self._dirty = True
+
+    def gone(self, worker: Identity) -> None:
+        """A worker has ended; what it knew is kept, once, however many workers come and go."""
+        sections = self._learnt.pop(worker, None)
+        if sections is not None:
+            self._of_the_gone = merge_sections(self._of_the_gone, [sections], {})
 
     def dropped(self, report: BootReport) -> None:
         """
@@ -101,11 +108,12 @@ class Learning:
         with self._loading:
             self._base = {}
         self._learnt.clear()
+        self._of_the_gone.clear()
         self._dirty = True
 
     def merged(self, more: Iterable[Mapping[str, Section]] = ()) -> dict[str, Section]:
         """All that is known, with *more* captured just now. Reads the cache the first time."""
-        return merge_sections(self._loaded_base(), [*self._learnt.values(), *more], self._dead)
+        return merge_sections(self._loaded_base(), [self._of_the_gone, *self._learnt.values(), *more], self._dead)
 
     async def save(self) -> None:
         """Write the warm-start cache if there is something new. A cache that cannot be written costs one line."""
@@ -115,12 +123,13 @@ class Learning:
             if not self._dirty:
                 return
             self._dirty = False
-            learnt, dead = dict(self._learnt), {name: set(keys) for name, keys in self._dead.items()}
+            learnt = [self._of_the_gone, *self._learnt.values()]
+            dead = {name: set(keys) for name, keys in self._dead.items()}
             await asyncio.to_thread(self._save, learnt, dead)
 
-    def _save(self, learnt: dict[Identity, dict[str, Section]], dead: dict[str, set[str]]) -> None:
+    def _save(self, learnt: list[dict[str, Section]], dead: dict[str, set[str]]) -> None:
         assert self._cache is not None
-        sections = merge_sections(self._loaded_base(), learnt.values(), dead)
+        sections = merge_sections(self._loaded_base(), learnt, dead)
         stored = {}
         for name, section in sections.items():
             encoded = encode_section(name, section.version, section.encoding, section.records)

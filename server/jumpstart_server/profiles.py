@@ -86,9 +86,10 @@ def build(settings: Settings, requests: str) -> Built:
     try:
         builder.tell(encode(start), [])
         captured = _await_capture(BlockingChannel(builder.control), settings)
-        builder.wait()
+    except OSError as error:
+        raise AppLoadError(f"the builder ended before it was told what to do: {error}") from None
     finally:
-        builder.end()
+        builder.end()  # its channel is closed, so it has done all that it was for
         builder.control.close()
     seconds = time.monotonic() - started
     data = pack(settings, captured.sections, captured.observed, seconds, datetime.now(UTC))

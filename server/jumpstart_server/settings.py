@@ -7,6 +7,7 @@ these declarations; `config.py` fills them in. Values are frozen; building one h
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -267,11 +268,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return "JUMPSTART_" + long[2:].replace("-", "_").upper()
 
 
+@functools.cache
 def declared_options() -> list[Option]:
     """All options in the order of their declaration."""
     found = []
     for section, struct in SECTIONS.items():
-        hints = get_type_hints(struct, include_extras=True)
+        hints = _hints(struct)
         for field in msgspec.structs.fields(struct):
             kind, meta = get_args(hints[field.name])[:2]
             extra = meta.extra
@@ -293,7 +295,12 @@ def declared_options() -> list[Option]:
 
 def annotated_type(option: Option) -> Any:
     """The option's type with its limits, for conversion of one value."""
-    return get_type_hints(SECTIONS[option.section], include_extras=True)[option.key]
+    return _hints(SECTIONS[option.section])[option.key]
+
+
+@functools.cache
+def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(struct, include_extras=True)
 
 
 def boot_settings(settings: Settings, *, cold: bool = False) -> BootSettings:

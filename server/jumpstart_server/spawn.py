@@ -35,11 +35,6 @@ class Interpreter:
         """Leave its end, and its collection, to somebody who collects all children."""
         self._is_ours_to_end = False
 
-    def wait(self) -> None:
-        """Collect it when it has ended by itself."""
-        os.waitpid(self.pid, 0)
-        self._is_ours_to_end = False
-
     def end(self) -> None:
         """Kill and collect it, unless it was collected or released."""
         if self._is_ours_to_end:

@@ -503,6 +503,7 @@ class Supervisor:
             future.cancel()
         if member.stats is not None:
             self.past = [merge_snapshots(*self.past, member.stats.observed)]
+        self.learning.gone((worker.generation, worker.slot, worker.pid or 0))
         if self.members.get(worker.slot) is member:
             del self.members[worker.slot]
         self._gone.set()

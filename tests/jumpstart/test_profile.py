@@ -26,7 +26,6 @@ from jumpstart.profile import (
     EncodedSection,
     Manifest,
     Profile,
-    Refusal,
     Seeding,
     Trust,
     Validation,
@@ -42,6 +41,7 @@ from jumpstart.profile import (
     write_profile,
 )
 from jumpstart.records import Reason, Record
+from jumpstart.report import Refusal
 from jumpstart.trust import KeyRing, Signature
 
 NOW = datetime(2025, 6, 1, 12, tzinfo=UTC)

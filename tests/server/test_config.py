@@ -337,12 +337,16 @@ def test_a_list_of_one_may_be_written_without_brackets(desk: Desk) -> None:
         ({"tenant.warmup": "none.toml"}, "--warmup"),
         ({"profile.lru_cache": ("shop",)}, "--lru-cache shop: write MODULE:NAME"),
         ({"tenant.root_path": "shop"}, "--root-path shop: "),
-        ({"tenant.root_path": "/"}, "--root-path /: "),
         ({"tenant.root_path": "/shöp"}, "--root-path /shöp: "),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(desk: Desk, given: dict[str, Any], words: str) -> None:
     assert words in desk.refused(given)
+
+
+def test_a_slash_at_the_end_of_the_root_path_is_no_part_of_it(desk: Desk) -> None:
+    assert desk.load({"tenant.root_path": "/shop/"}).tenant.root_path == "/shop"
+    assert desk.load({"tenant.root_path": "/"}).tenant.root_path == ""
 
 
 # -- the host --
