@@ -37,9 +37,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from jumpstart.archive import DEFAULT, MIB
 from jumpstart.errors import ProfileRefusedError
 from jumpstart.paths import private_folder
-from jumpstart.profile import DEFAULT, MIB, AppInfo, Encoding, RecorderName, decode_section
+from jumpstart.profile import AppInfo, Encoding, RecorderName, decode_section
 from jumpstart.records import Dropped, Reason, Record
 from jumpstart.report import Refusal
 from jumpstart.runtime import RuntimeKey

@@ -18,11 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jumpstart import profile as profile_module
+from jumpstart.archive import COMMENT_BYTES, DEFAULT, Caps
 from jumpstart.errors import ConfigError, ProfileRefusedError
 from jumpstart.profile import (
-    COMMENT_BYTES,
     AppInfo,
-    Caps,
     EncodedSection,
     Manifest,
     Profile,
@@ -30,9 +29,6 @@ from jumpstart.profile import (
     Trust,
     Validation,
     decode_section,
-    describe,
-    describe_diff,
-    diff_profiles,
     encode_section,
     new_manifest,
     pack_profile,
@@ -40,6 +36,7 @@ from jumpstart.profile import (
     read_profile,
     write_profile,
 )
+from jumpstart.profile_view import describe, describe_diff, diff_profiles
 from jumpstart.records import Reason, Record
 from jumpstart.report import Refusal
 from jumpstart.trust import KeyRing, Signature
@@ -85,11 +82,11 @@ def packed(sections: list[EncodedSection] = SECTIONS, created: datetime = NOW) -
 PACKED = packed()
 
 
-def parsed(data: bytes, trust: Trust = "signed", caps: Caps = profile_module.DEFAULT, now: datetime = NOW) -> Profile:
+def parsed(data: bytes, trust: Trust = "signed", caps: Caps = DEFAULT, now: datetime = NOW) -> Profile:
     return parse_profile(data, trust=trust, verify=fake_verify, now=now, max_age=DAY, caps=caps)
 
 
-def refused(data: bytes, trust: Trust = "signed", caps: Caps = profile_module.DEFAULT, now: datetime = NOW) -> Reason:
+def refused(data: bytes, trust: Trust = "signed", caps: Caps = DEFAULT, now: datetime = NOW) -> Reason:
     with pytest.raises(ProfileRefusedError) as caught:
         parsed(data, trust, caps, now)
     assert caught.value.detail
@@ -433,7 +430,7 @@ def patched(offset: int, value: bytes, name: bytes = b"sections/modules.json") -
 @pytest.mark.parametrize("size", [0, 1, 5, 2**20, 2**32 - 1])
 def test_lying_sizes_cost_the_section(size: int) -> None:
     for data in (patched(24, struct.pack("<L", size)), patched(20, struct.pack("<L", size))):
-        if size > profile_module.DEFAULT.total_bytes and data == patched(24, struct.pack("<L", size)):
+        if size > DEFAULT.total_bytes and data == patched(24, struct.pack("<L", size)):
             assert refused(data) is Reason.TOO_LARGE
         else:
             assert [refusal.where for refusal in parsed(data).refusals] == ["section modules"]

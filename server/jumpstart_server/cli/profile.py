@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from jumpstart.errors import JumpstartError, ProfileRefusedError
-from jumpstart.profile import Profile, describe, describe_diff, diff_profiles, read_profile, write_file
+from jumpstart.profile import Profile, read_profile, write_file
+from jumpstart.profile_view import describe, describe_diff, diff_profiles
 from jumpstart.records import Reason
 from jumpstart.trust import KeyRing
 from jumpstart_server.cli.client import AdminClient
