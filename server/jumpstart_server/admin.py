@@ -30,7 +30,7 @@ from starlette.routing import Route
 from jumpstart.errors import JumpstartError
 from jumpstart.paths import HostPaths, private_folder
 from jumpstart_server import metrics
-from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, describe, parse_address
+from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, parse_address
 from jumpstart_server.profiles import pack
 from jumpstart_server.settings import Settings
 from jumpstart_server.supervisor import Supervisor
@@ -74,39 +74,33 @@ def run_folder(paths: HostPaths) -> Path:
     return private_folder(folder)
 
 
-class Admin:
-    """The admin server of one supervisor."""
+async def serve_admin(supervisor: Supervisor) -> None:
+    """
+    Serve the pages until cancelled, where the settings say; return at once when they are off.
 
-    def __init__(self, supervisor: Supervisor, address: Address) -> None:
-        self.address = address
-        self._supervisor = supervisor
-
-    async def serve(self) -> None:
-        """
-        Serve until cancelled.
-
-        Raises:
-            AddressInUseError, ConfigError: the address cannot be bound.
-        """
-        bound = bind(self.address)
-        if self.address.host:
-            logger.info("Admin pages at: %s", describe(bound))  # with the real port, where 0 was asked for
-        config = uvicorn.Config(
-            admin_app(self._supervisor),
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=1,
-        )
-        try:
-            await _QuietServer(config).serve([bound])
-        finally:
-            bound.close()
-            if self.address.path:
-                Path(self.address.path).unlink(missing_ok=True)
+    Raises:
+        AddressInUseError, ConfigError, ProfileRefusedError: there is no such place to serve on.
+    """
+    address = admin_address(supervisor.settings)
+    if address is None:
+        return
+    bound = bind(address)
+    config = uvicorn.Config(
+        admin_app(supervisor),
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+    try:
+        await _QuietServer(config).serve([bound])
+    finally:
+        bound.close()
+        if address.path:
+            Path(address.path).unlink(missing_ok=True)
 
 
 class _QuietServer(uvicorn.Server):

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,12 +62,21 @@ class Supervisor:
     One tenant's server. `run` serves until a signal and returns the exit code.
     """
 
-    def __init__(self, settings: Settings, started: float, waiting: Interpreter | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        started: float,
+        waiting: Interpreter | None = None,
+        serve_beside: Callable[[Supervisor], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         """
         Args:
             started: when the command began, on the monotonic clock.
             waiting: an interpreter that was started ahead and becomes the first process.
+            serve_beside: what else runs in this event loop until the end: the admin pages. Begun when the mold was told
+                what to do, so that it may import at leisure; a `JumpstartError` of its costs a line, not the server.
         """
+        self._serve_beside = serve_beside
         self._waiting = waiting
         self.settings = settings
         self.started = started
@@ -118,7 +127,7 @@ class Supervisor:
             for address in addresses_of(self._tenant):
                 self.sockets.append(bind(address))
             self._start_generation()
-            self._spawn_task(self._serve_admin())
+            self._spawn_task(self._run_beside())
             await self._ended.wait()
             await self._wait_for_processes()
             await self.learning.save()
@@ -131,15 +140,10 @@ class Supervisor:
                 loop.remove_signal_handler(number)
         return self._exit_code
 
-    async def _serve_admin(self) -> None:
-        """Serve the admin pages; what goes wrong with them costs a line, not the server."""
-        # Imported while the mold imports the app, in another process.
-        from jumpstart_server.admin import Admin, admin_address
-
+    async def _run_beside(self) -> None:
         try:
-            address = admin_address(self.settings)
-            if address is not None:
-                await Admin(self, address).serve()
+            if self._serve_beside is not None:
+                await self._serve_beside(self)
         except JumpstartError as error:
             logger.warning("no admin pages: %s", error)
 

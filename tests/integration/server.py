@@ -175,6 +175,18 @@ def write_app(folder: Path, name: str, text: str) -> Path:
     return folder
 
 
+def make_flask_db(path: Path) -> dict[str, str]:
+    """
+    Fill a database for ``flask_app``; return the environment that names it.
+
+    The app would fill it in its first request, which two of at once must not.
+    """
+    env = {"FLASK_APP_DB": str(path)}
+    words = [sys.executable, "-c", "import flask_site; flask_site.app.test_client().get('/')"]
+    subprocess.run(words, cwd=APPS / "flask_app", env={**os.environ, **env}, check=True)
+    return env
+
+
 class Server:
     """
     One ``jumpstart serve``, as a context manager; see the module.

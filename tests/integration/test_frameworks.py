@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ import httpx
 import pytest
 import websockets.asyncio.client
 
-from tests.integration.server import APPS, Serve, Server, in_parallel, wait_until
+from tests.integration.server import APPS, Serve, Server, in_parallel, make_flask_db, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -80,9 +79,7 @@ def cold_then_warm(
 def test_flask(serve: Serve, tmp_path: Path) -> None:
     """With Jinja2 templates, SQLAlchemy and an import inside a handler."""
     folder = APPS / "flask_app"
-    env = {"FLASK_APP_DB": str(tmp_path / "site.db")}
-    fill = "import flask_site; flask_site.app.test_client().get('/')"
-    subprocess.run([sys.executable, "-c", fill], cwd=folder, env={**os.environ, **env}, check=True)
+    env = make_flask_db(tmp_path / "site.db")
 
     def use(server: Server) -> None:
         visit(

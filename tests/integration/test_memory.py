@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server import APPS, Serve, Server, in_parallel
+from tests.integration.server import APPS, Serve, Server, in_parallel, make_flask_db
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +39,10 @@ def measure(server: Server, paths: list[str]) -> float:
 def test_forked_workers_share_memory(serve: Serve, tmp_path: Path, folder: str, target: str, paths: list[str]) -> None:
     """Four workers and their mold need less together than four that were spawned."""
     total = {}
+    env = make_flask_db(tmp_path / "site.db") if folder == "flask_app" else {}
     for fork in ("auto", "never"):
         options = ("-w", str(WORKERS), "--threads", "4", "--fork", fork)
-        with serve(target, *options, app_dir=APPS / folder, home=tmp_path / fork) as server:
+        with serve(target, *options, app_dir=APPS / folder, home=tmp_path / fork, env=env) as server:
             assert server.status()["start_method"] == ("fork" if fork == "auto" else "spawn")
             total[fork] = measure(server, paths)
     print(

@@ -23,7 +23,7 @@ from jumpstart.records import Reason, Record
 from jumpstart.report import BootReport, Refusal, SectionReport, Span
 from jumpstart.trust import KeyRing
 from jumpstart_server.addresses import SUN_PATH_LIMIT, Address
-from jumpstart_server.admin import PROFILE_TYPE, Admin, admin_address, admin_app, clean_stale, run_folder
+from jumpstart_server.admin import PROFILE_TYPE, admin_address, admin_app, clean_stale, run_folder, serve_admin
 from jumpstart_server.lifecycle import State, Worker
 from jumpstart_server.messages import Section, Stats
 from jumpstart_server.processes import Member
@@ -262,8 +262,8 @@ def test_it_serves_until_it_is_cancelled_and_leaves_nothing_behind(folder: Path)
     path = folder / "a.sock"
 
     async def main() -> None:
-        supervisor: Any = FakeSupervisor(settings_for(folder))
-        serving = asyncio.create_task(Admin(supervisor, Address(path=str(path))).serve())
+        supervisor: Any = FakeSupervisor(settings_for(folder, f"unix:{path}"))
+        serving = asyncio.create_task(serve_admin(supervisor))
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             while True:
@@ -290,9 +290,9 @@ def test_an_address_that_is_taken_is_said_so_and_left_to_its_owner(folder: Path)
     with socket.socket(socket.AF_UNIX) as owner:
         owner.bind(str(path))
         owner.listen()
-        supervisor: Any = FakeSupervisor(settings_for(folder))
+        supervisor: Any = FakeSupervisor(settings_for(folder, f"unix:{path}"))
         with pytest.raises(AddressInUseError):
-            asyncio.run(Admin(supervisor, Address(path=str(path))).serve())
+            asyncio.run(serve_admin(supervisor))
     assert path.exists()
 
 

@@ -23,6 +23,12 @@ def serve(launch: Launch, /, target: str | None, config_file: str | None, tenant
     set_up_logging(settings.server.log_level)
     from jumpstart_server.supervisor import Supervisor
 
+    async def serve_admin(supervisor: Supervisor) -> None:
+        # Imported here, while the mold imports the app in another process.
+        from jumpstart_server.admin import serve_admin
+
+        await serve_admin(supervisor)
+
     if settings.tenant.warmup:
         read_requests(Path(settings.tenant.warmup))  # complain before anything is started
-    return int(asyncio.run(Supervisor(settings, launch.started, launch.waiting).run()))
+    return int(asyncio.run(Supervisor(settings, launch.started, launch.waiting, serve_admin).run()))
