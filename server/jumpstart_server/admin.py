@@ -30,7 +30,7 @@ from starlette.routing import Route
 from jumpstart.errors import JumpstartError
 from jumpstart.paths import HostPaths, private_folder
 from jumpstart_server import metrics
-from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, parse_address
+from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, describe, parse_address
 from jumpstart_server.profiles import pack
 from jumpstart_server.settings import Settings
 from jumpstart_server.supervisor import Supervisor
@@ -85,6 +85,8 @@ async def serve_admin(supervisor: Supervisor) -> None:
     if address is None:
         return
     bound = bind(address)
+    if address.host:
+        logger.info("Admin pages at: %s", describe(bound))  # with the real port, where 0 was asked for
     config = uvicorn.Config(
         admin_app(supervisor),
         loop="none",
