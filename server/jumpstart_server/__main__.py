@@ -6,20 +6,29 @@ The ``jumpstart`` command, and ``python -m jumpstart_server``.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 
 from jumpstart_server.spawn import Interpreter, start_interpreter
+
+INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
 
 
 def main() -> None:
     """Run the command line and exit with the codes of the README."""
     started = time.monotonic()
     waiting = _start_ahead(sys.argv[1:])
-    from jumpstart_server.cli import run
-
+    if waiting is not None:
+        # Until the supervisor has handlers of its own: an import that a KeyboardInterrupt ends may raise anything else.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # *waiting* ends with its channel
     try:
+        from jumpstart_server.cli import run
+
         code = run(started, waiting)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     finally:
         if waiting is not None:
             waiting.end()  # does nothing when the supervisor has taken it

@@ -166,12 +166,19 @@ class Supervisor:
         for member in self.members.values():
             if member.worker.state is State.STARTING and member.worker.pid is not None:
                 self._kill(member.worker.pid, signal.SIGKILL)  # spawned, and still at its import, as a mold may be
+            elif not member.accepting:
+                # It may end its lifespan in order, but has no client to wait for.
+                asyncio.get_running_loop().call_later(KILL_GRACE, self._end, member)
             self._advance(member, Event.DRAIN_ASKED)
             member.send(Drain())
         if self.mold is not None:
             # It holds nothing that is worth a goodbye, and may be stuck in an import.
             self._kill(self.mold.pid, signal.SIGKILL)
         self._ended.set()
+
+    def _end(self, member: Member) -> None:
+        if member.worker.pid in self._pids:
+            self._kill(member.worker.pid, signal.SIGKILL)
 
     async def _wait_for_processes(self) -> None:
         """Wait for the workers within their time; kill those that take longer."""
