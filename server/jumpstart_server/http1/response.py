@@ -139,6 +139,11 @@ class ResponseFramer:
         """Whether body bytes go out at all; false before `head`."""
         return self._framing not in ("", "none")
 
+    @property
+    def ends_with_close(self) -> bool:
+        """Whether only the connection's close ends the body, so that a cut must be a reset to be seen."""
+        return self._framing == "close"
+
     def interim(self, status: int = 100, headers: Fields = ()) -> bytes:
         """
         An interim response, 100 or 103, to be sent before the head; empty for HTTP/1.0 (RFC 9110 15.2).
