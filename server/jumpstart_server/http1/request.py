@@ -39,6 +39,7 @@ from jumpstart_server.http1.head import (
 )
 
 HIGH_WATER_BYTES = 64 * 1024  # kept for the next requests while one is served; asyncio's default buffer limit
+REPEAT_BYTES = 2048  # of field lines that a connection remembers; a browser's with its cookies are about that long
 EMPTY_LINES = 4  # before a request line; RFC 9112 2.2 asks for one at least
 CHUNK_DIGITS = 16  # 64 bits, leading zeros counted
 END = RequestEnd()
@@ -98,6 +99,11 @@ class RequestParser:
         "_pos",
         "_refuse_underscores",
         "_remaining",
+        "_known_block",
+        "_known_fields",
+        "_known_first",
+        "_known_head",
+        "_known_line",
         "_request_line",
         "_size_limit",
         "_skipped",
@@ -128,6 +134,13 @@ class RequestParser:
         self._line = bytearray()  # of a line whose end has not come
         self._fields: list[tuple[bytes, bytes]] = []
         self._state: State = REQUEST_LINE
+        # The last head of this connection. Clients repeat their field lines, and often the request line too; to compare
+        # costs next to nothing, to parse is most of the work. Per connection: they may hold secrets.
+        self._known_block: bytes | None = None  # the field lines, then what they say
+        self._known_fields: list[tuple[bytes, bytes]] = []
+        self._known_head: RequestHead | None = None
+        self._known_first = b""  # the request line, and its words
+        self._known_line: RequestLine | None = None
         self._start_request()
 
     def _start_request(self) -> None:
@@ -217,7 +230,12 @@ class RequestParser:
                 if head is None:
                     head = self._head_by_lines()
                 if head is not None:
-                    self._begin_body(head, events)
+                    if head.content_length or head.chunked:
+                        self._begin_body(head, events)
+                    else:
+                        self._head = head
+                        events = [head]
+                        self._end_request(head, events)
             else:
                 assert self._head is not None
                 if state == BODY:
@@ -240,16 +258,14 @@ class RequestParser:
             self._head_bytes = 0
             self._taken = 0
             self._read_chunks(head, events)
-        elif head.content_length:
+        else:
+            assert head.content_length is not None
             if 0 < self.limits.limit_request_body < head.content_length:
                 raise Refused(413, "the body is over limit_request_body")
             events.append(head)
             self._state = BODY
             self._remaining = head.content_length
             self._read_body(head, events)
-        else:
-            events.append(head)
-            self._end_request(head, events)
 
     def _end_request(self, head: RequestHead, events: list[Event]) -> None:
         events.append(END)
@@ -289,6 +305,9 @@ class RequestParser:
         if end < 0 or end - start > self.limits.limit_request_head:
             return None
         first, _, block = data[start:end].partition(b"\r\n")
+        if block == self._known_block and (head := self._known_again(first)) is not None:
+            self._pos = end + 4
+            return head
         if not first or first[0] not in TOKEN or b"\n" in first or len(first) > self._line_limit:
             return None
         lines = block.split(b"\r\n")
@@ -299,9 +318,9 @@ class RequestParser:
         self._opening = first
         request_line = parse_request_line(first)
         fields: list[tuple[bytes, bytes]] = []
-        repeated = repeated_lines.get
+        known = repeated_lines.get
         for line in lines:
-            field = repeated(line)
+            field = known(line)
             if field is None:
                 field = parse_field(line)
                 if field is None:
@@ -312,7 +331,44 @@ class RequestParser:
                     continue
             fields.append(field)
         self._pos = end + 4
-        return assemble(request_line, fields)
+        head = assemble(request_line, fields)
+        if request_line[4] is None and len(block) <= REPEAT_BYTES:
+            self._known_block = block
+            self._known_fields = fields.copy()
+            self._known_head = head
+            self._known_first = first
+            self._known_line = request_line
+        return head
+
+    def _known_again(self, first: bytes) -> RequestHead | None:
+        """The head whose fields are those of the last one, or None if its request line needs more care."""
+        line = self._known_line
+        known = self._known_head
+        assert known is not None
+        if first != self._known_first or line is None:
+            if not first or first[0] not in TOKEN or b"\n" in first or len(first) > self._line_limit:
+                return None
+            self._opening = first
+            line = parse_request_line(first)
+            if line[4] is not None or line[5] != known.http_version:
+                return None  # the fields mean something else with it
+            self._known_first = first
+            self._known_line = line
+        self._opening = first
+        method, target, path, query, _, version = line
+        return RequestHead(
+            method,
+            target,
+            path,
+            query,
+            version,
+            self._known_fields.copy(),
+            known.keep_alive,
+            known.content_length,
+            known.chunked,
+            known.expects_continue,
+            known.upgrade,
+        )
 
     def _head_by_lines(self) -> RequestHead | None:
         """The head, once its last line has come. This is where lines are refused."""

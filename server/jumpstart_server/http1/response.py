@@ -26,15 +26,18 @@ Fields = Iterable[tuple[bytes, bytes]]
 JOIN_BYTES = 16 * 1024  # up to here to copy a chunk costs less than another buffer in sendmsg
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSE = b"Connection: close\r\n\r\n"
+_KEEP_ALIVE = b"Connection: keep-alive\r\n\r\n"
 NAMES = 1024  # remembered at most, of fields and of status lines
 
 # What a field name of the app's means to us.
-_PLAIN, _LENGTH, _CONNECTION, _HOP, _DATE, _SERVER = range(6)
+_PLAIN, _LENGTH, _CONNECTION, _HOP, _DATE, _SERVER, _COOKIE = range(7)
 _MEANINGS = {
     b"content-length": _LENGTH,
     b"connection": _CONNECTION,
     b"date": _DATE,
     b"server": _SERVER,
+    b"set-cookie": _COOKIE,  # a secret of one client: not to be remembered
     # Hop by hop: ours to say, not an app's (PEP 3333, RFC 9110 7.6.1). Trailers are announced by nobody here.
     b"transfer-encoding": _HOP,
     b"keep-alive": _HOP,
@@ -46,6 +49,12 @@ _MEANINGS = {
 _meanings: dict[bytes, int] = {}
 _status_lines: dict[tuple[int, bytes | None], bytes] = {}
 _statuses: dict[str, tuple[int, bytes]] = {}
+_keep_alive: dict[int, bytes] = {}
+
+# Status line and fields as they go out; Content-Length; 1 for Date and 2 for Server; Connection: close; fields dropped.
+_Prepared = tuple[bytes, int | None, int, bool, tuple[bytes, ...]]
+_prepared: dict[tuple[int, bytes | None, tuple[tuple[bytes, bytes], ...]], _Prepared] = {}
+PREPARED_BYTES = 512  # of a head that is remembered, in case the app says the same again; half the cost of making one
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -185,31 +194,16 @@ class ResponseFramer:
         """
         if self.head_sent:
             raise ResponseError("a second head for one response")
-        length: int | None = None
-        own = 0
-        close = self.must_close
-        dropped: list[bytes] = []
-        out = [_status_lines.get((status, reason)) or _status_line(status, reason)]
-        for field in headers:
-            name, value = field
-            meaning = _meanings.get(name)
-            if meaning is None:
-                meaning = _learn(name)
-            if meaning:
-                if meaning == _LENGTH:
-                    length = _parse_length(value, length)
-                    continue
-                if meaning == _DATE:
-                    own |= 1
-                elif meaning == _SERVER:
-                    own |= 2
-                else:
-                    if meaning == _CONNECTION and b"close" in split_list(value):
-                        close = True
-                    else:
-                        dropped.append(name)
-                    continue
-            out.append(b"%b: %b\r\n" % field)
+        headers = tuple(headers)
+        try:
+            prepared = _prepared.get((status, reason, headers))
+        except TypeError:  # a list among them, say, which is as good
+            prepared = None
+        if prepared is None:
+            prepared = _prepare(status, reason, headers)
+        start, length, own, says_close, dropped = prepared
+        close = self.must_close or says_close
+        out = [start]
         if length is not None and not (status < 200 or status == 204 or status == 205):
             out.append(b"Content-Length: %d\r\n" % length)  # RFC 9110 8.6; of HEAD and 304 as for GET and 200
 
@@ -234,23 +228,16 @@ class ResponseFramer:
             close = True
         out.append(defaults.blocks[own])
         if close:
-            out.append(b"Connection: close\r\n\r\n")
+            out.append(_CLOSE)
         elif keep_alive_timeout_s:
-            out.append(b"Connection: keep-alive\r\nKeep-Alive: timeout=%d\r\n\r\n" % keep_alive_timeout_s)
+            out.append(_keep_alive.get(keep_alive_timeout_s) or _keep_alive_fields(keep_alive_timeout_s))
         else:
-            out.append(b"\r\n" if self._modern else b"Connection: keep-alive\r\n\r\n")
-        block = b"".join(out)
-        # One CR and one LF for each line and none inside: all fields checked for injection at once. The last two
-        # entries hold several lines, and all of them are ours.
-        lines = len(out) - 2 + out[-1].count(b"\n") + out[-2].count(b"\n")
-        if block.count(b"\n") != lines or block.count(b"\r") != lines or b"\0" in block:
-            self._framing = ""
-            raise ResponseError(_name_the_fault(headers))
+            out.append(b"\r\n" if self._modern else _KEEP_ALIVE)
         self.status = status
         self.must_close = close
-        self.dropped_fields = tuple(dropped)
+        self.dropped_fields = dropped
         self.head_sent = True
-        return block
+        return b"".join(out)
 
     def body(self, data: bytes) -> tuple[bytes, ...]:
         """
@@ -382,6 +369,51 @@ def error_response(
     return b"".join([framer.head(status, fields, defaults=defaults), *framer.body(text)])
 
 
+def _prepare(status: int, reason: bytes | None, headers: tuple[tuple[bytes, bytes], ...]) -> _Prepared:
+    """What the app says in a head, checked."""
+    length: int | None = None
+    own = 0
+    close = False
+    private = False
+    dropped: list[bytes] = []
+    out = [_status_lines.get((status, reason)) or _status_line(status, reason)]
+    for field in headers:
+        name, value = field
+        meaning = _meanings.get(name)
+        if meaning is None:
+            meaning = _learn(name)
+        if meaning:
+            if meaning == _LENGTH:
+                length = _parse_length(value, length)
+                continue
+            if meaning == _DATE:
+                own |= 1
+            elif meaning == _SERVER:
+                own |= 2
+            elif meaning == _COOKIE:
+                private = True
+            else:
+                if meaning == _CONNECTION and b"close" in split_list(value):
+                    close = True
+                else:
+                    dropped.append(name)
+                continue
+        out.append(b"%b: %b\r\n" % field)
+    block = b"".join(out)
+    # One CR and one LF for each line and none inside: all fields checked for injection at once.
+    if block.count(b"\n") != len(out) or block.count(b"\r") != len(out) or b"\0" in block:
+        raise ResponseError(_name_the_fault(headers))
+    prepared = block, length, own, close, tuple(dropped)
+    if len(block) <= PREPARED_BYTES and not private:
+        if len(_prepared) >= NAMES:
+            _prepared.clear()
+        try:
+            _prepared[status, reason, headers] = prepared
+        except TypeError:
+            pass  # not hashable
+    return prepared
+
+
 def _status_line(status: int, reason: bytes | None) -> bytes:
     if not 100 <= status <= 999:
         raise ResponseError(f"status {status} is not between 100 and 999")
@@ -392,6 +424,13 @@ def _status_line(status: int, reason: bytes | None) -> bytes:
     if len(_status_lines) < NAMES and len(line) < 256:
         _status_lines[status, reason] = line
     return line
+
+
+def _keep_alive_fields(timeout_s: int) -> bytes:
+    fields = b"Connection: keep-alive\r\nKeep-Alive: timeout=%d\r\n\r\n" % timeout_s
+    if len(_keep_alive) < NAMES:
+        _keep_alive[timeout_s] = fields
+    return fields
 
 
 def _latin(text: str, what: str) -> bytes:
