@@ -1,7 +1,7 @@
 """
 A worker: lifespan start-up, late restores, warm-up requests, ready, and only then connections.
 
-The HTTP server is uvicorn's, with uvloop and httptools; `_WarmServer.startup` is the one place where it is told to
+The server is uvicorn's, with uvloop and our HTTP protocol; `_WarmServer.startup` is the one place where it is told to
 wait. Control messages are read in the same event loop.
 """
 
@@ -31,6 +31,8 @@ from jumpstart.errors import AppLoadError, JumpstartError
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
+from jumpstart_server.asgi import JumpstartProtocol
+from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.messages import (
     Accept,
@@ -65,8 +67,9 @@ CANCEL_GRACE = 1.0  # seconds that tasks of the app may take to end after they w
 def import_what_workers_need(interface: Interface) -> None:
     """Import in the mold, once and shared, what each worker would import by itself."""
     import uvicorn.loops.uvloop
-    import uvicorn.protocols.http.httptools_impl
     import uvloop  # noqa: F401
+
+    import jumpstart_server.asgi  # noqa: F401
 
     if interface != "wsgi":
         import uvicorn.protocols.websockets.auto  # noqa: F401
@@ -133,14 +136,14 @@ class _Worker:
             self.app = ObservedASGI(_as_asgi3(booted), self.observer)
         self.server = _WarmServer(self._uvicorn_config(), self)
 
-    def _uvicorn_config(self) -> uvicorn.Config:
+    def _uvicorn_config(self) -> _Config:
         tenant = self.settings.tenant
         is_wsgi = self.booted.interface == "wsgi"
-        return uvicorn.Config(
+        config = _Config(
             self.app,
             interface="asgi3",
             loop="none",
-            http="httptools",
+            http=JumpstartProtocol,
             ws="none" if is_wsgi else "auto",
             lifespan="off" if is_wsgi else tenant.lifespan,
             log_config=None,
@@ -150,11 +153,12 @@ class _Worker:
             root_path=tenant.root_path,
             proxy_headers=tenant.proxy_headers,
             forwarded_allow_ips=tenant.forwarded_allow_ips,
-            timeout_keep_alive=max(1, round(tenant.keep_alive)),
             timeout_graceful_shutdown=max(1, round(tenant.graceful_timeout)),
             ssl_certfile=tenant.ssl_certfile or None,
             ssl_keyfile=tenant.ssl_keyfile or None,
         )
+        config.jumpstart = ConnectionSettings.of(tenant)
+        return config
 
     # ------------------------------------------------------------------ from start to end
 
@@ -384,6 +388,12 @@ async def _cancel_leftovers() -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+
+
+class _Config(uvicorn.Config):
+    """uvicorn's, with what our HTTP protocol wants to know."""
+
+    jumpstart: ConnectionSettings
 
 
 class _WarmServer(uvicorn.Server):

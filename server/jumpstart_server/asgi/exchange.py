@@ -114,7 +114,8 @@ class Exchange:
             if not cancelled:
                 self._report(error)
             if not self.complete and not self._lost:
-                self._give_answer(503 if cancelled else 500)
+                # The loop of a server that stops ends soon: no time to linger.
+                self._give_answer(503 if cancelled else 500, linger=not cancelled)
             if cancelled:
                 raise  # whoever cancelled a task wants to see it cancelled
         else:
@@ -134,14 +135,14 @@ class Exchange:
             link = link.__cause__ or link.__context__
         logger.error("exception in the app: %s", describe(self._head), exc_info=error)
 
-    def _give_answer(self, status: int) -> None:
+    def _give_answer(self, status: int, *, linger: bool = True) -> None:
         """An error page in place of the response; where that has begun, a cut that the client can tell from an end."""
         self.complete = True
         if self._framer.head_sent:
             self._framer.abort()
-            self._connection.cut(reset=self._framer.ends_with_close)
+            self._connection.cut(reset=self._framer.ends_with_close, linger=linger)
         else:
-            self._connection.answer_and_close(status, "", self._head.method)
+            self._connection.answer_and_close(status, "", self._head.method, linger=linger)
 
     # ------------------------------------------------------------------ what the connection tells
 

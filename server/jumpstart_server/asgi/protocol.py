@@ -404,19 +404,24 @@ class JumpstartProtocol(asyncio.Protocol):
             self._writers.append(writer)
             await writer
 
-    def answer_and_close(self, status: int, reason: str, method: str = "GET") -> None:
+    def answer_and_close(self, status: int, reason: str, method: str = "GET", *, linger: bool = True) -> None:
         """An answer of our own, the last one."""
         self._exchange = None
         self.write(error_response(status, reason, method=method, defaults=self.service.defaults()))
-        self._linger()
+        if linger:
+            self._linger()
+        else:
+            self._close()
 
-    def cut(self, *, reset: bool = False) -> None:
+    def cut(self, *, reset: bool = False, linger: bool = True) -> None:
         """Close in the middle of a response, after what is written; by *reset* where a close looks like its end."""
         self._exchange = None
         if reset:
             self._abort(reset=True)
-        else:
+        elif linger:
             self._linger()
+        else:
+            self._close()
 
     def abort(self, exchange: Exchange) -> None:
         """Close at once, if the connection is still that exchange's."""
