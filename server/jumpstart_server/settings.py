@@ -92,6 +92,54 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_alive: Annotated[
         float, _option("How long an idle connection is kept.", "--keep-alive", "--timeout-keep-alive", unit="s", ge=0)
     ] = 75
+    header_timeout: Annotated[
+        float,
+        _option(
+            "How long a request's head may take from its first byte, or from the connection's begin; 0 is for ever.",
+            "--header-timeout",
+            unit="s",
+            ge=0,
+        ),
+    ] = 10
+    body_timeout: Annotated[
+        float,
+        _option(
+            "How long a request's body may pause while it is awaited; 0 is for ever.", "--body-timeout", unit="s", ge=0
+        ),
+    ] = 30
+    write_timeout: Annotated[
+        float,
+        _option(
+            "How long a client may take nothing of what waits for it; 0 is for ever.", "--write-timeout", unit="s", ge=0
+        ),
+    ] = 30
+    limit_request_line: Annotated[
+        int, _option("Longest request line; 0 is 1 MiB.", "--limit-request-line", unit="bytes", ge=0)
+    ] = 4094
+    limit_request_fields: Annotated[
+        int, _option("Most header fields of a request; 0 is 32768.", "--limit-request-fields", ge=0)
+    ] = 100
+    limit_request_field_size: Annotated[
+        int,
+        _option(
+            "Longest header field of a request; 0 is 1 MiB.",
+            "--limit-request-field_size",
+            "--limit-request-field-size",
+            unit="bytes",
+            ge=0,
+        ),
+    ] = 8190
+    limit_request_body: Annotated[
+        int, _option("Longest body of a request; 0 is no limit.", "--limit-request-body", unit="bytes", ge=0)
+    ] = 0
+    header_map: Annotated[
+        Literal["drop", "refuse", "dangerous"],
+        _option(
+            "Header names with an underscore, which WSGI cannot tell from those with a hyphen: drop them, refuse the "
+            "request, or take them.",
+            "--header-map",
+        ),
+    ] = "drop"
     startup_timeout: Annotated[
         float, _option("How long a process may take to be ready; 0 is for ever.", "--startup-timeout", unit="s", ge=0)
     ] = 120

@@ -1,7 +1,7 @@
 """
 A worker: lifespan start-up, late restores, warm-up requests, ready, and only then connections.
 
-The HTTP server is uvicorn's, with uvloop and httptools; `_WarmServer.startup` is the one place where it is told to
+The server is uvicorn's, with uvloop and our HTTP protocol; `_WarmServer.startup` is the one place where it is told to
 wait. Control messages are read in the same event loop.
 """
 
@@ -32,6 +32,8 @@ from jumpstart.errors import AppLoadError, ConfigError, JumpstartError
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
+from jumpstart_server.asgi import JumpstartProtocol
+from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.messages import (
     Accept,
@@ -63,7 +65,7 @@ WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may t
 CANCEL_GRACE = 1.0  # seconds that tasks of the app may take to end after they were cancelled
 
 
-FOR_ALL_WORKERS = ("uvicorn.loops.uvloop", "uvicorn.protocols.http.httptools_impl", "uvloop")
+FOR_ALL_WORKERS = ("uvicorn.loops.uvloop", "jumpstart_server.asgi", "uvloop")
 FOR_ASGI_WORKERS = (
     "anyio.to_thread",
     "anyio._backends._asyncio",  # what anyio imports at its first use in an event loop
@@ -138,14 +140,14 @@ class _Worker:
             self.app = ObservedASGI(_as_asgi3(booted), self.observer)
         self.server = _WarmServer(self._uvicorn_config(), self)
 
-    def _uvicorn_config(self) -> uvicorn.Config:
+    def _uvicorn_config(self) -> _Config:
         tenant = self.settings.tenant
         is_wsgi = self.booted.interface == "wsgi"
-        return uvicorn.Config(
+        config = _Config(
             self.app,
             interface="asgi3",
             loop="none",
-            http="httptools",
+            http=JumpstartProtocol,
             ws="none" if is_wsgi else "auto",
             lifespan="off" if is_wsgi else tenant.lifespan,
             log_config=None,
@@ -155,11 +157,12 @@ class _Worker:
             root_path=tenant.root_path,
             proxy_headers=tenant.proxy_headers,
             forwarded_allow_ips=tenant.forwarded_allow_ips,
-            timeout_keep_alive=max(1, round(tenant.keep_alive)),
             timeout_graceful_shutdown=max(1, round(tenant.graceful_timeout)),
             ssl_certfile=tenant.ssl_certfile or None,
             ssl_keyfile=tenant.ssl_keyfile or None,
         )
+        config.jumpstart = ConnectionSettings.of(tenant)
+        return config
 
     # ------------------------------------------------------------------ from start to end
 
@@ -403,6 +406,12 @@ async def _cancel_leftovers() -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+
+
+class _Config(uvicorn.Config):
+    """uvicorn's, with what our HTTP protocol wants to know."""
+
+    jumpstart: ConnectionSettings
 
 
 class _WarmServer(uvicorn.Server):

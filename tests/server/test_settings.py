@@ -71,8 +71,8 @@ def test_an_option_says_all_that_its_users_need(option: Option) -> None:
     assert option.help[0].isupper() or option.help.startswith("functools.")
     assert "\n" not in option.help
     assert re.fullmatch(r"JUMPSTART_[A-Z0-9_]+", option.env)
-    assert all(re.fullmatch(r"-[a-z]|--[a-z][a-z0-9-]+", flag) for flag in option.flags)
-    assert option.unit in ("", "s")
+    assert all(re.fullmatch(r"-[a-z]|--[a-z][a-z0-9_-]+", flag) for flag in option.flags)
+    assert option.unit in ("", "s", "bytes")
     if option.is_flag:
         assert option.flags[0].startswith("--"), "its negation is made from the first spelling"
     if option.choices:

@@ -1,0 +1,11 @@
+"""
+ASGI over HTTP/1.1, as an asyncio protocol that plugs into uvicorn's server.
+
+Reading order: `protocol` (a connection: bytes, timers, who is next), `exchange` (a request and its response: the app's
+`receive` and `send`), `service` (what all connections of a server share).
+"""
+
+from jumpstart_server.asgi.exchange import ASGIMisuseError, ClientGoneError
+from jumpstart_server.asgi.protocol import JumpstartProtocol
+
+__all__ = ["ASGIMisuseError", "ClientGoneError", "JumpstartProtocol"]
