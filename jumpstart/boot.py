@@ -27,14 +27,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from jumpstart.errors import ColdBootRefusedError, ProfileRefusedError
+from jumpstart.errors import ColdBootRefusedError, ConfigError, ProfileRefusedError
 from jumpstart.profile import Profile, Trust, read_profile
 from jumpstart.recorder import Recorder, WarmSettings
 from jumpstart.recorders import RecorderSet
 from jumpstart.records import Dropped, Reason, Record, Tally, merge, merge_valid
 from jumpstart.report import BootReport, Refusal, Stopwatch, section_report
 from jumpstart.runtime import digest, runtime_key
-from jumpstart.target import Interface, detect_interface, load_app
+from jumpstart.target import DEFAULT_ATTRIBUTES, Interface, detect_interface, load_app, parse_target
 from jumpstart.trust import KeyRing
 from jumpstart.warmstart import StoredState, WarmStartCache
 
@@ -75,9 +75,18 @@ class BootSettings(msgspec.Struct, frozen=True, kw_only=True):
     def state_key(self) -> str:
         """Where the warm-start cache keeps what this app learns, per tenant and runtime."""
         runtime = runtime_key()
-        owner = self.name or f"{self.target} in {self.app_dir}"
+        owner = self.name or f"{full_target(self.target)} in {self.app_dir}"
         words = (owner, self.tenant, runtime.implementation, runtime.version, runtime.platform)
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def full_target(text: str) -> str:
+    """*text* with the attribute that it leaves out, so that ``shop.web`` and ``shop.web:app`` are one app."""
+    try:
+        target = parse_target(text)
+    except ConfigError:
+        return text
+    return text if target.attribute is not None else f"{target.module}:{DEFAULT_ATTRIBUTES[0]}"
 
 
 class WarmState:
@@ -90,6 +99,7 @@ class WarmState:
         sections: the same as one list, each key once.
         sources: in words, for the report.
         refusals: what was found and may not be used.
+        unkept: of these, that there is no place to keep anything for the next start; costs this boot nothing.
     """
 
     def __init__(self, disabled: Sequence[str] = ()) -> None:
@@ -99,6 +109,7 @@ class WarmState:
         self.malformed: dict[str, list[Dropped]] = {}
         self.sources: list[str] = []
         self.refusals: list[Refusal] = []
+        self.unkept: Refusal | None = None
 
     def refuse(self, where: str, reason: Reason, detail: str = "") -> None:
         self.refusals.append(Refusal(where, reason, detail))
@@ -138,7 +149,7 @@ def _find_profile(settings: BootSettings, recorders: RecorderSet, state: WarmSta
     for refusal in profile.refusals:
         state.refuse(f"{where} {refusal.where}", refusal.reason, refusal.detail)
     theirs = profile.manifest.app.target
-    if theirs != settings.target:
+    if full_target(theirs) != full_target(settings.target):
         state.refuse(where, Reason.OTHER_APP, f"made from {theirs}, this is {settings.target}; what applies is used")
     _offer_profile(profile, where, recorders, state)
 
@@ -181,12 +192,20 @@ def _welcoming(recorders: RecorderSet, place: str, name: str, version: int, stat
 
 def _find_warm_start(settings: BootSettings, recorders: RecorderSet, state: WarmState) -> None:
     where = "warm-start cache"
+    cache = WarmStartCache(Path(settings.warm_start))
     try:
-        stored = WarmStartCache(Path(settings.warm_start)).load(settings.state_key)
+        stored = cache.load(settings.state_key)
     except ProfileRefusedError as error:
         state.refuse(where, error.reason, error.detail)
         return
     if stored is None:
+        problem = cache.why_not_writable()
+        if problem is not None:
+            remedy = "make it writable, point JUMPSTART_HOME somewhere else, or say --no-warm-start"
+            state.unkept = Refusal(
+                where, Reason.UNREADABLE, f"nothing can be kept for the next start: {problem}; {remedy}"
+            )
+            state.refusals.append(state.unkept)
         return
     state.sources.append(where)
     for refusal in stored.refusals:
@@ -290,12 +309,26 @@ def boot(settings: BootSettings, recorders: RecorderSet, stopwatch: Stopwatch) -
     with stopwatch.span("import the app"):
         app = load_app(settings.target, app_dir=Path(settings.app_dir), factory=settings.factory)
         interface = settings.interface or detect_interface(app, settings.target)
+    if settings.interface is not None:
+        _warn_of_another_interface(settings.interface, app, settings.target)
     with stopwatch.span("restores"):
         recorders.restore(app, valid, tallies)
     booted = Booted(app, interface, settings, recorders, state, tallies, valid, stopwatch)
     if settings.require_warm:
-        _require_warm(booted.report())
+        _require_warm(booted.report(), state.unkept)
     return booted
+
+
+def _warn_of_another_interface(named: Interface, app: Any, target: str) -> None:
+    """A slip in ``--interface`` would show as a 500 for every request, and nowhere else."""
+    try:
+        looks_like = detect_interface(app, target)
+    except ConfigError:
+        return  # what cannot be told is what the option is for
+    if looks_like != named and "asgi2" not in (looks_like, named):
+        logger.warning(
+            "%s looks like %s by its signature, and --interface says %s", target, looks_like.upper(), named.upper()
+        )
 
 
 def _add_to_path(app_dir: str) -> None:
@@ -308,8 +341,10 @@ def _deadline(settings: BootSettings) -> float | None:
     return time.monotonic() + settings.restore_timeout_s if settings.restore_timeout_s else None
 
 
-def _require_warm(report: BootReport) -> None:
+def _require_warm(report: BootReport, unkept: Refusal | None) -> None:
     refusals = [refusal for refusal in report.refusals if refusal.reason is not Reason.DISABLED]  # the operator's wish
+    if report.used:
+        refusals = [refusal for refusal in refusals if refusal is not unkept]  # about the next start, not this one
     if refusals:
         reasons = "\n".join(f"  {refusal}" for refusal in refusals)
         raise ColdBootRefusedError(f"--require-warm: this boot would not be warm\n{reasons}")

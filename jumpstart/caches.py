@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
 import threading
 import time
@@ -48,12 +49,18 @@ class CacheInfo(NamedTuple):
 
 
 class CacheEntry(NamedTuple):
-    """One entry as a recorder sees it; *age* is in seconds since the value was computed."""
+    """
+    One entry as a recorder sees it.
+
+    *age* is in seconds since the value was computed; *stored* is the same object as long as the entry is the same, and
+    can be referred to weakly.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     value: Any
     age: float
+    stored: object
 
 
 class CachedFunction(Protocol[P, R_co]):
@@ -70,9 +77,12 @@ class CachedFunction(Protocol[P, R_co]):
     def cache_clear(self) -> None: ...
 
 
-class _Stored(NamedTuple):
-    value: Any
-    since: float  # monotonic
+class _Stored:
+    __slots__ = ("__weakref__", "since", "value")
+
+    def __init__(self, value: Any, since: float) -> None:
+        self.value = value
+        self.since = since  # monotonic
 
 
 class Cache:
@@ -83,6 +93,8 @@ class Cache:
         name: ``module:qualname``.
         function: what computes the values.
         wrapper: what `cached` returned for it; calling it fills the cache. Set once, by `cached`.
+        depends: what snapshots stand on: the source of the function's module **as it was loaded**. Empty when there
+            is none, and then no snapshot may be made. Set once, by `cached`.
     """
 
     def __init__(
@@ -103,6 +115,7 @@ class Cache:
             raise ValueError(f"snapshot is {snapshot!r}; it must be 'value', 'key' or None")
         self.function = function
         self.wrapper: Callable[..., Any] = function
+        self.depends: dict[str, str] = {}
         self.qualname: str = getattr(function, "__qualname__", repr(function))
         self.name = f"{getattr(function, '__module__', '')}:{self.qualname}"
         self.ttl = ttl
@@ -165,15 +178,23 @@ class Cache:
         with self._lock:
             return CacheInfo(self._hits, self._misses, self.maxsize, len(self._entries))
 
-    def entries(self, *, expired: bool = False) -> list[CacheEntry]:
-        """Return the entries, least recently used first; those past their ttl only when asked for."""
+    def entries(self, *, expired: bool = False, limit: int | None = None) -> list[CacheEntry]:
+        """
+        Return the entries, least recently used first; those past their ttl only when asked for.
+
+        With *limit* only that many, the most recently used.
+        """
         with self._lock:
             now = self._clock()
-            return [
-                CacheEntry(*_arguments_of(key), stored.value, now - stored.since)
-                for key, stored in self._entries.items()
+            wanted = (
+                (key, stored)
+                for key, stored in reversed(self._entries.items())
                 if expired or not self._expired(stored)
-            ]
+            )
+            newest = list(itertools.islice(wanted, limit))
+        return [
+            CacheEntry(*_arguments_of(key), stored.value, now - stored.since, stored) for key, stored in newest[::-1]
+        ]
 
     def restore(self, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, age: float) -> bool:
         """
@@ -204,6 +225,11 @@ def registered() -> dict[str, Cache]:
 
 def _register(cache: Cache) -> None:
     if "<locals>" not in cache.qualname:
+        if cache.snapshot is not None:
+            from jumpstart.runtime import loaded_dependency  # not at the top: scripts without snapshots do without
+
+            # Now, while the module is being imported: its file may be another one when the entries are recorded.
+            cache.depends = loaded_dependency(cache.name.partition(":")[0])
         with _registry_lock:
             _registry[cache.name] = cache
     elif cache.snapshot is not None:

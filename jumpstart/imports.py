@@ -30,6 +30,33 @@ MAX_LAZY = 20_000  # names remembered per process; as many as a merged section h
 
 Callback = Callable[[ModuleType], None]
 
+
+def namespace_of(module: object) -> dict[str, Any]:
+    """
+    The globals of an entry of `sys.modules`; empty when it is no module.
+
+    Programs put any object there: proxies, None, modules that are loaded when an attribute of theirs is asked for
+    (`importlib.util.LazyLoader`). So nothing of theirs runs here: no property, no ``__getattr__``.
+    """
+    try:
+        namespace = object.__getattribute__(module, "__dict__")
+    except Exception:  # none, or a property of that name
+        return {}
+    return namespace if type(namespace) is dict else {}
+
+
+def spec_of(module: object) -> ModuleSpec | None:
+    """The spec of an entry of `sys.modules`, read as `namespace_of` does; None when it has none that is a real one."""
+    spec = namespace_of(module).get("__spec__")
+    return spec if issubclass(type(spec), ModuleSpec) else None
+
+
+def file_of(module: object) -> str | None:
+    """The ``__file__`` of an entry of `sys.modules`, read as `namespace_of` does; None when it has none."""
+    file = namespace_of(module).get("__file__")
+    return file if type(file) is str else None
+
+
 # What `import` itself does when another thread is at a module: returns at once when none is, and on a deadlock.
 _wait_for_import: Callable[[str], None] = importlib._bootstrap._lock_unlock_module  # type: ignore[attr-defined]
 
@@ -120,7 +147,7 @@ def when_imported(name: str, callback: Callback) -> None:
     module = sys.modules.get(name)
     if module is None:
         return
-    spec = getattr(module, "__spec__", None)
+    spec = spec_of(module)
     if spec is not None and getattr(spec, "_initializing", False):
         _watch(spec)  # this thread is importing it, or waiting would have been a deadlock
         if getattr(spec, "_initializing", False):

@@ -105,6 +105,28 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def why_not_writable(path: Path) -> str | None:
+    """
+    Say why the folder *path* could not be made or written to, or None when it could. Makes nothing.
+
+    A cheap look at the nearest folder that is there; what it promises, the file system may still break.
+    """
+    for folder in (path, *path.parents):
+        try:
+            found = folder.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            return f"{folder} cannot be looked at: {getattr(error, 'strerror', None) or error}"
+        if not stat.S_ISDIR(found.st_mode):
+            return f"{folder} is not a folder"
+        effective = os.access in os.supports_effective_ids
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
+            return f"{folder} is not writable for user id {os.geteuid()}"
+        return None
+    return f"{path} has no parent"
+
+
 def _make_private(path: Path) -> None:
     # Not os.makedirs: its mode applies to the last folder only.
     missing = [path]

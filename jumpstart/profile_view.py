@@ -101,13 +101,20 @@ def describe(profile: Profile, *, verbose: bool = False) -> list[str]:
         f"producer: {_shown(manifest.producer)}",
         f"signed by: {_shown(signed)}",
         f"app: {_shown(manifest.app.target)}",
-        f"build: {_shown(manifest.app.build) or '-'}",
-        f"sources: {_shown(manifest.app.sources) or '-'}",
-        f"distributions: {_shown(manifest.app.distributions) or '-'}",
+        *(
+            f"{label}: {_shown(value)}"
+            for label, value in (
+                ("build", manifest.app.build),
+                ("sources", manifest.app.sources),
+                ("distributions", manifest.app.distributions),
+            )
+            if value
+        ),
         f"tenant: {_shown(manifest.tenant)}",
         f"runtime: {' '.join(_shown(str(part)) for part in msgspec.structs.astuple(manifest.runtime))}",
         f"seeding: {manifest.seeding.requests} requests, {manifest.seeding.routes} routes, "
-        f"{manifest.seeding.duration_s:.1f} s, warm coverage {'-' if coverage is None else f'{coverage:.1%}'}",
+        f"{manifest.seeding.duration_s:.1f} s, "
+        + ("no real requests" if coverage is None else f"warm coverage {coverage:.1%}"),
     ]
     if manifest.validation is not None:
         proof = manifest.validation
@@ -115,8 +122,6 @@ def describe(profile: Profile, *, verbose: bool = False) -> list[str]:
             f"validation: {proof.matched} of {proof.golden} golden requests, warm coverage {proof.warm_coverage:.1%}, "
             f"first request {proof.first_request_s * 1000:.1f} ms (cold: {proof.cold_first_request_s * 1000:.1f} ms)"
         )
-    else:
-        lines.append("validation: none")
     lines.extend(
         f"refused: {refusal.where}: {refusal.reason}: {_shown(refusal.detail)}" for refusal in profile.refusals
     )

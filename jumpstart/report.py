@@ -64,7 +64,13 @@ class SectionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WarmupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Warm-up requests of one worker; *coverage* is the share of recorded traffic whose routes they covered."""
+    """
+    Warm-up requests of one worker.
+
+    Attributes:
+        coverage: share of the recorded traffic whose routes they covered; None when that was not measured.
+        replay: whether recorded requests were to be replayed.
+    """
 
     sent: int = 0
     ok: int = 0
@@ -73,6 +79,7 @@ class WarmupReport(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     cold_events: int = 0
     coverage: float | None = None
+    replay: bool = True
 
 
 class BootReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +119,7 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """The records part of the line that the server prints at start."""
-        coverage = self.warmup.coverage if self.warmup is not None else None
-        parts = [
-            "warm coverage " + ("unknown (nothing recorded yet)" if coverage is None else f"{coverage:.0%}"),
-            f"records {self.used} used",
-        ]
+        parts = [f"warm coverage {self._coverage()}", f"records {self.used} used"]
         reasons = self.dropped_reasons
         unneeded = reasons.pop(str(Reason.NOT_APPLICABLE), 0)
         if reasons:
@@ -129,6 +132,15 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
         if not self.sources:
             parts.append("cold")
         return " · ".join(parts)
+
+    def _coverage(self) -> str:
+        """The share, or why there is none: replay is off, there are no recorded requests, or nothing at all."""
+        warmup = self.warmup
+        if warmup is not None and warmup.coverage is not None:
+            return f"{warmup.coverage:.0%}"
+        if warmup is not None and not warmup.replay:
+            return "not measured (replay is off)"
+        return "unknown (no requests recorded)" if self.used else "unknown (nothing recorded yet)"
 
 
 def section_report(recorder: str, records: list[Record], tally: Tally) -> SectionReport:

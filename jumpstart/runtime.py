@@ -16,13 +16,15 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
+
+from jumpstart.imports import file_of, namespace_of, spec_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +89,48 @@ def digest(dependency: str) -> str | None:
 
 
 def module_dependency(name: str) -> dict[str, str]:
-    """Return ``{"module:NAME": digest}`` for a record's ``depends``, or ``{}`` if there is no such module."""
+    """
+    Return ``{"module:NAME": digest}`` for a record's ``depends``, or ``{}`` if there is no such module now.
+
+    A record that stands on the module must not be made from an empty answer: without ``depends`` it is valid for ever.
+    """
     dependency = f"module:{name}"
     present = digest(dependency)
     return {} if present is None else {dependency: present}
 
 
+_loaded: dict[str, tuple[importlib.machinery.ModuleSpec, dict[str, str]]] = {}
+
+
+def loaded_dependency(name: str) -> dict[str, str]:
+    """
+    Return the `module_dependency` of the source that this process **loaded**, which may have been replaced since.
+
+    It is noted when it is first asked for after the module was loaded, and again after a reload: ask as early as can
+    be, while the module is being imported or right after. Files are replaced under running servers (``git pull``, then
+    a restart), and what the old code has computed must not pass for the new code's.
+    """
+    spec = _loaded_spec(name)
+    if spec is None:
+        return module_dependency(name)
+    noted = _loaded.get(name)
+    if noted is None or noted[0] is not spec:  # a reload makes another spec
+        _loaded[name] = noted = (spec, module_dependency(name))
+    return noted[1]
+
+
+def is_as_loaded(depends: Mapping[str, str]) -> bool:
+    """
+    Whether the dependencies noted by `loaded_dependency` still hold, so that a record may stand on them.
+
+    False without any: nobody could tell when such a record is out of date.
+    """
+    return bool(depends) and all(digest(dependency) == noted for dependency, noted in depends.items())
+
+
 def _module_digest(name: str) -> str | None:
+    if name == "__main__":
+        return None  # in each process another one; and a finder would offer any __main__.py on the path
     spec = _locate(name)
     if spec is None:
         return None
@@ -143,13 +180,9 @@ def _locate(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _loaded_spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    try:
-        spec = sys.modules[name].__spec__
-        # `python -m` gives __main__ the spec of the module it came from; programs replace modules by any object.
-        usable = isinstance(spec, importlib.machinery.ModuleSpec) and spec.name == name
-    except Exception:  # an object in sys.modules may raise anything on attribute access
-        return None
-    return spec if usable else None
+    spec = spec_of(sys.modules.get(name))
+    # `python -m` gives __main__ the spec of the module it came from.
+    return spec if spec is not None and spec.name == name else None
 
 
 def _find(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
@@ -185,7 +218,7 @@ def _nested_namespace(name: str, path: Sequence[str]) -> importlib.machinery.Mod
 def _search_path(name: str, spec: importlib.machinery.ModuleSpec) -> list[str] | None:
     # A loaded package may have extended its path (pkgutil.extend_path). The path object of a namespace package looks
     # its parent up in sys.modules when it is iterated, and fails if that is not imported; `_path` is its plain list.
-    for candidate in (getattr(sys.modules.get(name), "__path__", None), spec.submodule_search_locations):
+    for candidate in (namespace_of(sys.modules.get(name)).get("__path__"), spec.submodule_search_locations):
         try:
             if candidate is not None:
                 return [str(entry) for entry in candidate]
@@ -205,6 +238,7 @@ def _stdlib_folders() -> tuple[str, ...]:
     return tuple(sorted(folder + os.sep for folder in folders))
 
 
+@lru_cache(maxsize=20_000)  # asked for each dependency at each capture, and resolving a path costs ten stats
 def _is_stdlib(path: str) -> bool:
     real = os.path.realpath(path)
     return any(
@@ -213,25 +247,29 @@ def _is_stdlib(path: str) -> bool:
     )
 
 
-_digests: dict[str, tuple[tuple[int, int], str]] = {}
+# By all that tells a file from its successor: deploy tools keep modification times, or set them all to one.
+_digests: dict[str, tuple[tuple[int, int, int, int, int], str]] = {}
 _digests_lock = threading.Lock()
 
 
 def _file_digest(path: str) -> str | None:
     try:
+        with _digests_lock:
+            known = _digests.get(path)
+        if known is not None and known[0] == _file_state(os.stat(path)):
+            return known[1]
         with Path(path).open("rb") as file:
-            found = os.fstat(file.fileno())
-            state = (found.st_mtime_ns, found.st_size)
-            with _digests_lock:
-                known = _digests.get(path)
-            if known is not None and known[0] == state:
-                return known[1]
+            state = _file_state(os.fstat(file.fileno()))
             value = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError):  # ValueError: a null byte in the path
         return None
     with _digests_lock:
         _digests[path] = (state, value)
     return value
+
+
+def _file_state(found: os.stat_result) -> tuple[int, int, int, int, int]:
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
 
 
 def _loader_digest(spec: importlib.machinery.ModuleSpec) -> str | None:
@@ -320,11 +358,7 @@ def _origin(module: ModuleType | str) -> str | None:
             spec = _locate(module)
             return spec.origin if spec is not None and spec.has_location else None
         module = loaded
-    try:
-        file = module.__file__
-    except Exception:  # module-like objects raise anything
-        return None
-    return file if isinstance(file, str) else None
+    return file_of(module)
 
 
 @cache

@@ -216,7 +216,8 @@ class KeyRing:
         if key is None:
             raise ProfileRefusedError(
                 Reason.UNKNOWN_KEY,
-                f"signed by key {signature.key!r}, which is not trusted here; if it should be: jumpstart keys trust",
+                f"signed by key {signature.key!r}, which is not trusted here; if it should be, run "
+                "`jumpstart keys show > FILE` where the profile was made and `jumpstart keys trust FILE` here",
             )
         try:
             raw = base64.b64decode(signature.signature, validate=True)

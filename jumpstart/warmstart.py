@@ -39,7 +39,7 @@ import msgspec
 
 from jumpstart.archive import DEFAULT, MIB
 from jumpstart.errors import ProfileRefusedError
-from jumpstart.paths import private_folder
+from jumpstart.paths import private_folder, why_not_writable
 from jumpstart.profile import AppInfo, Encoding, RecorderName, decode_section
 from jumpstart.records import Dropped, Reason, Record
 from jumpstart.report import Refusal
@@ -226,6 +226,11 @@ class WarmStartCache:
             return []
         with self._opened() as rows:
             return sorted(_rows_by_state(rows))
+
+    def why_not_writable(self) -> str | None:
+        """Say why nothing could be saved, or None when it could, as far as a cheap look tells. Makes nothing."""
+        # The lock file stands beside the folder; the folder itself is looked at where it is there.
+        return why_not_writable(self._folder) or why_not_writable(self._folder.parent)
 
     # -- opening --
 
@@ -493,6 +498,8 @@ def _inspect(database: Path, limit: int) -> None:
         return
     if not stat.S_ISREG(found.st_mode):
         raise _RowRefusedError(f"{database.name} is not a regular file")
+    if found.st_size == 0:
+        raise _RowRefusedError("its database is empty")  # cut short by somebody; SQLite would take it for a new one
     if found.st_size > limit:
         raise _RowRefusedError(f"it has {found.st_size} bytes, {limit} are allowed")
     with contextlib.closing(

@@ -19,6 +19,7 @@ INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
 def main() -> None:
     """Run the command line and exit with the codes of the README."""
     started = time.monotonic()
+    _open_standard_streams()
     waiting = _start_ahead(sys.argv[1:])
     if waiting is not None:
         # Until the supervisor has handlers of its own: an import that a KeyboardInterrupt ends may raise anything else.
@@ -33,6 +34,15 @@ def main() -> None:
         if waiting is not None:
             waiting.end()  # does nothing when the supervisor has taken it
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Where a standard stream is closed, its number would be given to the first socket that we open."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # for the life of the process
 
 
 def _start_ahead(words: list[str]) -> Interpreter | None:

@@ -38,6 +38,7 @@ from jumpstart_warmup.observe import warm_coverage
 
 logger = logging.getLogger(__name__)
 
+CONNECTIONS = 50  # at once; it shares an event loop with what keeps the workers alive
 PROFILE_TYPE = "application/vnd.jumpstart-profile+zip"
 
 
@@ -84,7 +85,11 @@ async def serve_admin(supervisor: Supervisor) -> None:
     address = admin_address(supervisor.settings)
     if address is None:
         return
+    if supervisor.settings.server.admin == "auto":
+        await asyncio.to_thread(clean_stale, Path(address.path).parent)
     bound = bind(address)
+    if address.path:
+        bound.listen()  # at once: to others that look, a socket where nobody listens is one of a dead server
     if address.host:
         logger.info("Admin pages at: %s", describe(bound))  # with the real port, where 0 was asked for
     config = uvicorn.Config(
@@ -96,6 +101,7 @@ async def serve_admin(supervisor: Supervisor) -> None:
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=1,
+        limit_concurrency=CONNECTIONS,
     )
     try:
         await _QuietServer(config).serve([bound])
@@ -192,7 +198,8 @@ def boot_document(supervisor: Supervisor) -> dict[str, Any]:
 
 
 async def status_document(supervisor: Supervisor) -> dict[str, Any]:
-    """What runs, how warm, why not; as JSON types."""
+    """What runs, how warm, why not; as JSON types. A worker that did not answer in time is *stale*: its numbers are."""
+    before = {id(member): member.stats for member in supervisor.accepting}
     observed = await supervisor.observed()
     boot = supervisor.boot
     return {
@@ -217,6 +224,7 @@ async def status_document(supervisor: Supervisor) -> dict[str, Any]:
                 "state": str(member.worker.state),
                 "threads": member.stats.threads if member.stats is not None else 0,
                 "busy": member.stats.busy if member.stats is not None else 0,
+                "stale": id(member) in before and member.stats is before[id(member)],
             }
             for member in sorted(supervisor.members.values(), key=lambda member: member.worker.slot)
         ],
@@ -228,6 +236,7 @@ async def status_document(supervisor: Supervisor) -> dict[str, Any]:
         "warm_coverage": warm_coverage(observed),
         "cold_events": sum(sum(stats.cold_events.values()) for stats in observed.routes.values()),
         "requests": sum(stats.requests for stats in observed.routes.values()),
+        "errors": sum(stats.errors for stats in observed.routes.values()),
         "routes": msgspec.to_builtins(observed.routes),
         "warmup_routes": msgspec.to_builtins(observed.warmup),
     }

@@ -8,11 +8,14 @@ defaults. A value that is unknown or out of range is a `ConfigError` that names 
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.metadata
+import logging
 import math
 import os
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,21 @@ import msgspec
 from jumpstart.errors import ConfigError
 from jumpstart.paths import HostPaths, host_paths
 from jumpstart_server.addresses import parse_address
-from jumpstart_server.settings import SECTIONS, Option, Settings, annotated_type, declared_options
+from jumpstart_server.settings import (
+    SECTIONS,
+    Option,
+    Settings,
+    allowed_values,
+    annotated_type,
+    declared_options,
+)
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_FILES = ("jumpstart.toml", "pyproject.toml")
 ADDRESS_KEYS = ("bind", "host", "port", "uds", "fd")
+NO_OPTIONS = frozenset({"JUMPSTART_HOME"})
+"""Variables of ours that are not options; `paths_of_host` reads this one."""
 COMMAND_LINE, ENVIRONMENT, FILE, OTHER_ENVIRONMENT = range(4)  # sources, strongest first
 
 
@@ -56,6 +70,18 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:  # an arbitrary user id in a container: no $HOME and no entry in the password file
         return Path(tempfile.gettempdir()) / f"jumpstart-{os.geteuid()}"
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A line for each ``JUMPSTART_*`` variable that nobody reads: most probably a slip of the hand."""
+    known = {option.env for option in declared_options() if option.flags or option.key == "target"} | NO_OPTIONS
+    lines = []
+    for name in sorted(environ):
+        if name.startswith("JUMPSTART_") and name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            lines.append(f"{name} is set, and no option is called so{hint}")
+    return lines
 
 
 def load_settings(
@@ -91,7 +117,7 @@ def load_settings(
             ranks[option.key] = value.rank
     _keep_one_address(values["tenant"], ranks)
     if not values["app"].get("app_dir"):
-        values["app"]["app_dir"] = str(cwd)
+        values["app"]["app_dir"] = values["app"].get("chdir") or str(cwd)
     hosts = paths_of_host(environ)
     settings = Settings(
         app=SECTIONS["app"](**values["app"]),  # type: ignore[arg-type]  # the table of sections forgets the types
@@ -147,7 +173,11 @@ def _tables(document: dict[str, Any], file: Path | None, tenant: str | None) -> 
         if len(tenants) > 1:
             raise ConfigError(f"{file}: has {len(tenants)} tenants ({', '.join(tenants)}); name one with --tenant")
         tenant = next(iter(tenants), "web")
-    elif tenant not in tenants and (tenants or file):
+    elif tenant not in tenants:
+        if file is None:
+            raise ConfigError(
+                f"--tenant {tenant}: there is no jumpstart.toml here to name it in, as [tenants.{tenant}]; see -c FILE"
+            )
         raise ConfigError(f"--tenant {tenant}: {file} has {', '.join(tenants) or 'no tenants'}")
     tables = {"tenant": tenants.get(tenant, {})}
     for name, table in document.items():
@@ -223,11 +253,10 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
     try:
         converted = msgspec.convert(raw, annotated_type(option), strict=not value.textual)
         if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
-            raise msgspec.ValidationError("Expected a finite number")  # msgspec takes the texts "null" and "inf"
-    except msgspec.ValidationError as error:
+            raise msgspec.ValidationError("not a finite number")  # msgspec takes the texts "null" and "inf"
+    except msgspec.ValidationError:
         unit = f" ({option.unit})" if option.unit else ""
-        choices = f"; one of {', '.join(option.choices)}" if option.choices else ""
-        raise ConfigError(f"{value.place}: {raw!r} is not allowed{unit}: {error}{choices}") from None
+        raise ConfigError(f"{value.place}: {raw!r} is not allowed; write {allowed_values(option)}{unit}") from None
     if option.key == "root_path":
         return converted.rstrip("/")
     if option.path and converted:
@@ -258,6 +287,9 @@ def _check(settings: Settings) -> None:
     root = tenant.root_path
     if root and not (root.isascii() and root.startswith("/")):
         raise ConfigError(f"--root-path {root}: write it as in a URL, with a slash at its start: /shop")
+    folder = settings.app.chdir
+    if folder and not (Path(folder).is_dir() and os.access(folder, os.X_OK)):
+        raise ConfigError(f"--chdir {folder}: no such folder, or it may not be entered")
     for flag, path in (
         ("--ssl-certfile", tenant.ssl_certfile),
         ("--ssl-keyfile", tenant.ssl_keyfile),
@@ -270,3 +302,28 @@ def _check(settings: Settings) -> None:
     for pattern in settings.profile.lru_cache:
         if ":" not in pattern:
             raise ConfigError(f"--lru-cache {pattern}: write MODULE:NAME, wildcards allowed: shop.catalog:*")
+    if settings.profile.disable:
+        _check_recorders(settings.profile.disable)
+
+
+def _check_recorders(names: Sequence[str]) -> None:
+    """Unknown names are errors. Costs the import of all recorders, so only where one is switched off."""
+    from jumpstart.recorders import BUILT_IN, GROUP
+
+    known = {"corpus"}  # the recorded requests; the server adds that one by itself
+    for target in BUILT_IN:
+        module, _, name = target.partition(":")
+        known.add(getattr(importlib.import_module(module), name).name)
+    plug_ins = {entry_point.name for entry_point in importlib.metadata.entry_points(group=GROUP)}
+    known |= plug_ins
+    for name in names:
+        if name in known:
+            continue
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        text = f"--disable-recorder {name}: unknown; {hint}known are {', '.join(sorted(known))}"
+        if plug_ins:
+            # A plug-in may call its recorder otherwise than its entry point; only the app's processes import it.
+            logger.warning("%s, and what plug-ins call theirs", text)
+        else:
+            raise ConfigError(text)

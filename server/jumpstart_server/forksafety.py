@@ -13,7 +13,7 @@ import socket
 import threading
 from pathlib import Path
 
-from jumpstart_server.system import IS_LINUX
+from jumpstart_server.system import IS_LINUX, children
 
 
 def reasons_not_to_fork(own_descriptors: set[int]) -> list[str]:
@@ -25,7 +25,7 @@ def reasons_not_to_fork(own_descriptors: set[int]) -> list[str]:
     """
     if not IS_LINUX:
         return ["forking is only used on Linux"]
-    return [*_threads(), *_descriptors(own_descriptors)]
+    return [*_threads(), *_descriptors(own_descriptors), *(f"child process {pid} is running" for pid in children())]
 
 
 def _threads() -> list[str]:

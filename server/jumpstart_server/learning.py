@@ -60,6 +60,27 @@ def merge_sections(
     return {name: section for name, section in merged.items() if section.records}
 
 
+def add_unknown(
+    ours: Mapping[str, Section], stored: Mapping[str, Section], dead: Mapping[str, set[str]]
+) -> dict[str, Section]:
+    """
+    Add what another server of the same app has stored meanwhile. Pure.
+
+    Records that we know too stay as they are: their weights are in ours already.
+    """
+    merged = dict(ours)
+    for name, section in stored.items():
+        known = merged.get(name)
+        if known is not None and (known.version, known.encoding) != (section.version, section.encoding):
+            continue
+        keys = {record.key for record in known.records} if known is not None else set()
+        keys |= dead.get(name, set())
+        new = [record for record in section.records if record.key not in keys]
+        if new:
+            merged[name] = Section(section.version, section.encoding, [*(known.records if known else []), *new])
+    return merged
+
+
 class Learning:
     """The books of one supervisor. `save` may be called from any task; the others from the event loop only."""
 
@@ -71,6 +92,7 @@ class Learning:
         self._of_the_gone: dict[str, Section] = {}
         self._dead: dict[str, set[str]] = {}
         self._dirty = False
+        self._forgotten = False  # what the cache held is not to be trusted
         self._complained: set[Reason] = set()
         self._saving = asyncio.Lock()
         self._loading = threading.Lock()
@@ -109,6 +131,7 @@ class Learning:
             self._base = {}
         self._learnt.clear()
         self._of_the_gone.clear()
+        self._forgotten = True
         self._dirty = True
 
     def merged(self, more: Iterable[Mapping[str, Section]] = ()) -> dict[str, Section]:
@@ -130,6 +153,9 @@ class Learning:
     def _save(self, learnt: list[dict[str, Section]], dead: dict[str, set[str]]) -> None:
         assert self._cache is not None
         sections = merge_sections(self._loaded_base(), learnt, dead)
+        if not self._forgotten:
+            sections = add_unknown(sections, self._load_base(), dead)
+        self._forgotten = False
         stored = {}
         for name, section in sections.items():
             encoded = encode_section(name, section.version, section.encoding, section.records)

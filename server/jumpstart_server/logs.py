@@ -9,6 +9,17 @@ FORMAT = "%(asctime)s [%(process)d] [%(levelname)s] %(message)s"
 OURS = ("jumpstart", "jumpstart_warmup", "jumpstart_server")
 
 
+def keep_enabled() -> None:
+    """
+    Undo what `logging.config.dictConfig` does to loggers that it was not told of: by default it switches them off.
+
+    Called after the app's code has run.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in (*OURS, "uvicorn"):
+            logger.disabled = False
+
+
 def set_up_logging(level: str) -> None:
     """Send our loggers, and uvicorn's warnings, to standard error. Called once in each process that we start."""
     handler = logging.StreamHandler(sys.stderr)

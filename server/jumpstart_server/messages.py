@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -58,12 +59,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     listeners: int = 0
     requests: str = ""
     cold: bool = False
+    replay: bool = True
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker for *slot*; its end of the control pair comes along."""
+    """
+    Fork a worker for *slot*; its end of the control pair comes along.
+
+    Attributes:
+        replay: whether it runs warm-up requests; not when its forerunners died of them.
+    """
 
     slot: int
+    replay: bool = True
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -119,6 +127,10 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class StoppedAccepting(msgspec.Struct, frozen=True, tag=True):
+    """A worker that drains has taken all connections that waited; it takes no more."""
+
+
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A worker is warm and may accept."""
 
@@ -160,6 +172,7 @@ Message = (
     | Ask
     | Hello
     | WorkerReady
+    | StoppedAccepting
     | Stats
     | Learnt
     | Captured
@@ -170,12 +183,34 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    body = _encoder.encode(message)
+    try:
+        body = _encoder.encode(message)
+    except UnicodeEncodeError:  # a lone surrogate, out of a request or an error's text
+        body = _encoder.encode(_printable(msgspec.to_builtins(message, builtin_types=(bytes,))))
     return LENGTH.pack(len(body)) + body
+
+
+def _printable(value: Any) -> Any:
+    """*value* with every text such that UTF-8 can hold it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(each) for each in value]
+    return value
 
 
 class ChannelClosedError(ConnectionError):
     """The process at the other end is gone."""
+
+
+def _decode(body: bytes) -> Message:
+    """What is no message comes from no process of ours any more, whoever writes there."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise ChannelClosedError(f"not a message: {error}") from error
 
 
 class BlockingChannel:
@@ -210,7 +245,7 @@ class BlockingChannel:
         total = self._need(size + length)
         body = bytes(self._buffer[size:total])
         del self._buffer[:total]
-        return _decoder.decode(body)
+        return _decode(body)
 
     def take_descriptor(self) -> int:
         """The descriptor that came with the message just received."""
@@ -265,7 +300,7 @@ class Channel:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             if length > MAX_MESSAGE:
                 raise ChannelClosedError(f"a message of {length} bytes")
-            return _decoder.decode(await self._reader.readexactly(length))
+            return _decode(await self._reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError) as error:
             raise ChannelClosedError(str(error)) from error
 

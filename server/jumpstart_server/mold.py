@@ -10,7 +10,6 @@ exit is the supervisor's to collect, and the kernel ends it with the supervisor.
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import logging
 import os
@@ -20,6 +19,8 @@ import sys
 import traceback
 from typing import NoReturn
 
+import msgspec
+
 from jumpstart.boot import Booted, boot
 from jumpstart.errors import JumpstartError
 from jumpstart.recorders import RecorderSet, load_recorders
@@ -27,7 +28,7 @@ from jumpstart.report import Stopwatch
 from jumpstart_server import system, worker
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.forksafety import reasons_not_to_fork
-from jumpstart_server.logs import set_up_logging
+from jumpstart_server.logs import keep_enabled, set_up_logging
 from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Start, Stop
 from jumpstart_server.settings import boot_settings
 from jumpstart_warmup.corpus import CorpusRecorder
@@ -47,24 +48,29 @@ def main() -> None:
     system.die_with_parent(start.supervisor_pid)
     listeners = [socket.socket(fileno=channel.take_descriptor()) for _ in range(start.listeners)]
     control.set_inheritable(False)
+    os.chdir(start.settings.app.chdir or ".")
     sys.argv[:] = ["jumpstart", "serve", start.settings.target]
     set_up_logging(start.settings.server.log_level)
     # Ctrl-C reaches the whole process group; the supervisor alone acts on it. A function and not SIG_IGN, which the
     # app's own subprocesses would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by whoever started us, children could not be waited for
     limit = start.settings.tenant.startup_timeout
     if limit:
-        faulthandler.dump_traceback_later(max(limit - 0.5, limit / 2), exit=False)  # says where a stuck import stands
+        system.dump_stacks_after(max(limit - 0.5, limit / 2))  # says where a stuck import stands
     stopwatch = Stopwatch(f"{start.role} {start.generation}", start.started)
     stopwatch.add("start the interpreter", start.started, start.started + stopwatch.since_start())
+    own_pid = os.getpid()
     try:
         booted, corpus = _boot(start, stopwatch)
     except JumpstartError as error:
         _fail(channel, start, exit_code(error), str(error))
     except BaseException:
         _fail(channel, start, ExitCode.INTERNAL, f"internal error while booting\n{traceback.format_exc()}")
-    faulthandler.cancel_dump_traceback_later()
+    if os.getpid() != own_pid:
+        os._exit(ExitCode.CLEAN)  # the app forked itself and came back: its parent is the mold, this copy is nobody
+    system.cancel_dump()
     if start.role == "mold":
         _serve_forks(channel, start, booted, corpus, listeners)
     worker.run(control, start, booted, corpus, listeners, process=f"worker {start.slot}")
@@ -76,6 +82,10 @@ def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
     recorders = RecorderSet([*load_recorders(settings.warm), corpus])
     booted = boot(settings, recorders, stopwatch)
     worker.import_what_workers_need(booted.interface)
+    # What the app may have changed for itself, and we rely on:
+    keep_enabled()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, lambda *_: None)
     return booted, corpus
 
 
@@ -105,7 +115,7 @@ def _serve_forks(
             if isinstance(message, Stop):
                 break
             if isinstance(message, Fork):
-                _fork(channel, message.slot, start, booted, corpus, listeners)
+                _fork(channel, message, start, booted, corpus, listeners)
     except ChannelClosedError:
         pass  # the supervisor is gone
     # Not through sys.exit: the app's atexit hooks are for processes that served.
@@ -114,7 +124,7 @@ def _serve_forks(
 
 def _fork(
     channel: BlockingChannel,
-    slot: int,
+    order: Fork,
     start: Start,
     booted: Booted,
     corpus: CorpusRecorder,
@@ -124,15 +134,26 @@ def _fork(
     between = os.fork()
     if between:
         os.close(descriptor)
-        os.waitpid(between, 0)
+        try:
+            os.waitpid(between, 0)
+        except ChildProcessError:
+            pass  # the app collects all children; this one too
         return
     if os.fork():
         os._exit(0)  # orphans the worker into the supervisor's hands
     channel.sock.close()
     control = socket.socket(fileno=descriptor)
     system.die_with_parent(start.supervisor_pid)
-    booted.stopwatch.process = f"worker {slot}"
-    worker.run(control, start, booted, corpus, listeners, process=f"worker {slot}")
+    _disown_children()
+    start = msgspec.structs.replace(start, slot=order.slot, replay=order.replay)
+    worker.run(control, start, booted, corpus, listeners, process=f"worker {order.slot}")
+
+
+def _disown_children() -> None:
+    """Processes that `multiprocessing` started in the mold are not this worker's to end or to join."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process._children.clear()
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ class Mold:
         self.is_ready = False
         self._sock = sock
 
-    def fork(self, slot: int, control: socket.socket) -> None:
+    def fork(self, slot: int, control: socket.socket, *, replay: bool) -> None:
         """
         Ask for a worker whose end of the control pair is *control*. Nothing else writes to this socket.
 
         Raises:
             OSError: the mold is gone.
         """
-        socket.send_fds(self._sock, [encode(Fork(slot))], [control.fileno()])
+        socket.send_fds(self._sock, [encode(Fork(slot, replay))], [control.fileno()])
 
 
 class Member:
@@ -47,6 +47,7 @@ class Member:
         self.stats: Stats | None = None
         self.answers: dict[int, asyncio.Future[Stats | Captured]] = {}
         self.accepting = False
+        self.stopped_accepting = False
         self.complaint = ""
         self._channel: Channel | None = None
         self._unsent: list[Message] = []

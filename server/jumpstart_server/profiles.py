@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,13 +59,21 @@ class Built:
 
     Attributes:
         data: the signed file.
-        failures: requests that did not go as they should, in words.
+        requests: sent, all of them.
+        failures: requests that did not go as they should, in words; the first 20.
+        rejected: requests that were answered with 4xx and did not say that this is as it should be, in words.
     """
 
     data: bytes
     sections: dict[str, Section]
     requests: int
     failures: list[str]
+    rejected: list[str] = field(default_factory=list)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether no request failed and at least one taught something; also where none was asked for."""
+        return not self.failures and (not self.requests or len(self.rejected) < self.requests)
 
 
 def build(settings: Settings, requests: str) -> Built:
@@ -94,7 +102,8 @@ def build(settings: Settings, requests: str) -> Built:
     seconds = time.monotonic() - started
     data = pack(settings, captured.sections, captured.observed, seconds, datetime.now(UTC))
     count = sum(stats.requests for stats in captured.observed.warmup.values())
-    return Built(data, captured.sections, count, captured.failures)
+    rejected = list(getattr(captured, "rejected", ()))
+    return Built(data, captured.sections, count, captured.failures, rejected)
 
 
 def _await_capture(channel: BlockingChannel, settings: Settings) -> Captured:

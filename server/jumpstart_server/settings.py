@@ -46,7 +46,22 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """``[app]``: which app, and how to import it."""
 
     target: Annotated[str, _option("The app, as module:attribute or module:factory().")] = ""
-    app_dir: Annotated[str, _option("Folder that the app is imported from.", "--app-dir", "--chdir", path=True)] = ""
+    chdir: Annotated[
+        str,
+        _option(
+            "Folder to change to before the app is loaded; by default the processes stay where the command was given.",
+            "--chdir",
+            path=True,
+        ),
+    ] = ""
+    app_dir: Annotated[
+        str,
+        _option(
+            "Folder that the app is imported from; by default the one of --chdir, else the current one.",
+            "--app-dir",
+            path=True,
+        ),
+    ] = ""
     factory: Annotated[bool, _option("The target is a function that returns the app.", "--factory")] = False
     interface: Annotated[
         Literal["auto", "asgi", "asgi3", "asgi2", "wsgi"],
@@ -68,13 +83,22 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     target: Annotated[str, _option("The tenant's own app; by default the one of [app].")] = ""
     bind: Annotated[
         tuple[str, ...],
-        _option("Address: HOST:PORT, [::1]:PORT, unix:PATH or fd://N; repeatable.", "-b", "--bind"),
+        _option(
+            "Address: HOST:PORT, [::1]:PORT, unix:PATH or fd://N; repeatable. Without any address it is "
+            "127.0.0.1:8000, or 0.0.0.0:$PORT where the variable PORT is set.",
+            "-b",
+            "--bind",
+        ),
     ] = ()
-    host: Annotated[str, _option("Address to bind, with --port.", "--host")] = ""
+    host: Annotated[
+        str,
+        _option("Address to bind, with --port; 127.0.0.1 by default, 0.0.0.0 where $PORT gives the port.", "--host"),
+    ] = ""
     uds: Annotated[str, _option("Unix socket to bind.", "--uds", path=True)] = ""
     fd: Annotated[_Descriptor | None, _option("Inherited socket to serve on.", "--fd")] = None
     port: Annotated[
-        _Port | None, _option("Port to bind; 0 takes a free one and prints it.", "--port", env=("PORT",))
+        _Port | None,
+        _option("Port to bind; 8000 by default; 0 takes a free one and prints it.", "--port", env=("PORT",)),
     ] = None
     backlog: Annotated[int, _option("Connections that may wait to be accepted.", "--backlog", ge=1, le=65535)] = 2048
     workers: Annotated[
@@ -154,7 +178,12 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = 30
     lifespan: Annotated[
-        Literal["auto", "on", "off"], _option("ASGI lifespan: auto goes on without where it fails.", "--lifespan")
+        Literal["auto", "on", "off"],
+        _option(
+            "ASGI lifespan: auto goes on without it where the app does not support it, on ends the "
+            "boot there. A start-up that the app reports as failed ends the boot either way.",
+            "--lifespan",
+        ),
     ] = "auto"
     root_path: Annotated[str, _option("Path prefix that a proxy strips (SCRIPT_NAME).", "--root-path")] = ""
     proxy_headers: Annotated[
@@ -224,7 +253,10 @@ class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bool, _option("Put bytecode into profile files, for hosts without __pycache__.", "--bytecode")
     ] = True
     disable: Annotated[
-        tuple[str, ...], _option("Recorder to switch off, by name; repeatable.", "--disable-recorder")
+        tuple[str, ...],
+        _option(
+            "Recorder to switch off, by name; repeatable. A name that is unknown is an error.", "--disable-recorder"
+        ),
     ] = ()
 
 
@@ -344,6 +376,40 @@ def declared_options() -> list[Option]:
 def annotated_type(option: Option) -> Any:
     """The option's type with its limits, for conversion of one value."""
     return _hints(SECTIONS[option.section])[option.key]
+
+
+def allowed_values(option: Option) -> str:
+    """What the option takes, in words for an error."""
+    words: str
+    if option.is_flag:
+        return "on or off (true or false)"
+    if option.choices:
+        return f"one of {', '.join(option.choices)}"
+    if option.many:
+        return "text, or a list of texts"
+    kinds = {option.type, *get_args(option.type)}
+    kinds |= {get_args(kind)[0] for kind in kinds if get_origin(kind) is Annotated}
+    if int in kinds:
+        words = "a whole number"
+    elif float in kinds:
+        words = "a number"
+    else:
+        return "text"
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    limits = [
+        f"{sign} {getattr(meta, name):g}"
+        for meta in _metas(annotated_type(option))
+        for name, sign in signs.items()
+        if getattr(meta, name) is not None
+    ]
+    return f"{words} {' and '.join(limits)}".rstrip()
+
+
+def _metas(kind: Any) -> list[Meta]:
+    """The annotations of a type, those of the members of a union too."""
+    own = [meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, Meta)]
+    inner = get_args(kind)[:1] if own else get_args(kind)
+    return own + [meta for each in inner for meta in _metas(each)]
 
 
 @functools.cache

@@ -14,6 +14,21 @@ Made from the declarations in `server/jumpstart_server/settings.py` by `scripts/
 Precedence: command line, then the environment variable, then `jumpstart.toml` (or `[tool.jumpstart]` in
 `pyproject.toml`), then the default. Paths in a file are relative to that file. Lists are repeated options on the
 command line, comma-separated in the environment, arrays in TOML. Times are in seconds.
+
+Without any address it listens on 127.0.0.1:8000. Where the environment sets `PORT`, as platforms do, it listens on
+0.0.0.0:$PORT. A `JUMPSTART_` variable that is no option costs a line at start that names it.
+
+## Where a host keeps its state
+
+| what | with `JUMPSTART_HOME` | otherwise | may be deleted |
+| --- | --- | --- | --- |
+| warm-start cache | `$JUMPSTART_HOME/cache` | `$XDG_CACHE_HOME/jumpstart`, by default `~/.cache/jumpstart` | at any time; the next boot is cold |
+| admin sockets | `$JUMPSTART_HOME/state` | `$XDG_STATE_HOME/jumpstart`, by default `~/.local/state/jumpstart` | while no server runs |
+| keys | `$JUMPSTART_HOME/config` | `$XDG_CONFIG_HOME/jumpstart`, by default `~/.config/jumpstart` | no: profiles by them are refused then |
+
+`JUMPSTART_HOME` is an environment variable only. A relative one is taken from the current folder; an `XDG_` variable that
+is empty or relative counts as unset. The folders are made when something is stored, for this user alone (mode 0700). A
+folder that cannot be written costs one line at start and a cold boot next time; the server runs all the same.
 """
 
 TABLES = {"app": "[app]", "tenant": "[tenants.NAME]", "profile": "[profile]", "server": "[server]"}

@@ -61,5 +61,5 @@ def start_interpreter(label: str) -> Interpreter:
         # -P: a folder of the user's with a file called logging.py must not come first on sys.path.
         safe_path = [] if "-P" in flags else ["-P"]
         words = [sys.executable, *flags, *safe_path, "-m", "jumpstart_server.mold", str(theirs.fileno()), label]
-        pid = os.posix_spawn(sys.executable, words, os.environ, setsigmask=[signal.SIGINT])
+        pid = os.posix_spawn(sys.executable, words, os.environ, setsigmask=[signal.SIGINT], setsigdef=[signal.SIGCHLD])
     return Interpreter(pid, ours)

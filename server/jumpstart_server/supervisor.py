@@ -41,6 +41,7 @@ from jumpstart_server.messages import (
     Section,
     Start,
     Stats,
+    StoppedAccepting,
     WorkerReady,
     encode,
 )
@@ -53,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 KILL_GRACE = 2.0  # seconds beyond graceful_timeout that a draining worker has before SIGKILL
 ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
+FORK_PATIENCE = 10.0  # seconds that a mold may take to fork and the worker to say hello
+ORPHAN_GRACE = 1.0  # seconds that children which the app left behind may take to end on SIGTERM
+IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # that would end the process, and mean more elsewhere
 SAVE_DELAY = 1.0  # seconds between a worker's report of something new and its writing to disk
 CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
 
@@ -108,6 +112,7 @@ class Supervisor:
         self._save_planned = False
         self._cold = False  # the boot with warm state failed; this one does without
         self._own_refusals: list[Refusal] = []
+        self._strangers: set[int] = set()  # children that are not of our making
 
     # ------------------------------------------------------------------ from start to end
 
@@ -121,7 +126,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop_asked, number)
+        for number in IGNORED_SIGNALS:
+            loop.add_signal_handler(number, self._ignore, number)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._strangers = set(system.children())  # of a shell that became us: "backend & exec jumpstart serve"
+        if self._waiting is not None:
+            self._strangers.discard(self._waiting.pid)
         system.adopt_orphans()
         try:
             for address in addresses_of(self._tenant):
@@ -131,12 +141,13 @@ class Supervisor:
             await self._ended.wait()
             await self._wait_for_processes()
             await self.learning.save()
+            await self._end_orphans()
         finally:
             for task in list(self._tasks):
                 task.cancel()
             self._kill_all()
             self._close_sockets()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *IGNORED_SIGNALS):
                 loop.remove_signal_handler(number)
         return self._exit_code
 
@@ -146,6 +157,9 @@ class Supervisor:
                 await self._serve_beside(self)
         except JumpstartError as error:
             logger.warning("no admin pages: %s", error)
+
+    def _ignore(self, number: int) -> None:
+        logger.warning("%s does nothing in this version; it is ignored", signal.Signals(number).name)
 
     def _stop_asked(self, number: int) -> None:
         if self._stopping:
@@ -161,8 +175,12 @@ class Supervisor:
             return
         self._stopping = True
         self._exit_code = code
-        # Ours keep the port open for as long as one worker drains, and what connects then would never be accepted.
-        self._close_sockets()
+        if not self.accepting:
+            self._close_sockets()
+        else:
+            # Ours stay open while workers take the connections that wait, or the last one to close would reset them;
+            # not longer, since what connects then would never be accepted.
+            asyncio.get_running_loop().call_later(KILL_GRACE, self._close_sockets)
         for member in self.members.values():
             if member.worker.state is State.STARTING and member.worker.pid is not None:
                 self._kill(member.worker.pid, signal.SIGKILL)  # spawned, and still at its import, as a mold may be
@@ -177,19 +195,23 @@ class Supervisor:
         self._ended.set()
 
     def _end(self, member: Member) -> None:
-        if member.worker.pid in self._pids:
-            self._kill(member.worker.pid, signal.SIGKILL)
+        self._kill_ours(member.worker.pid or 0)
 
     async def _wait_for_processes(self) -> None:
         """Wait for the workers within their time; kill those that take longer."""
         deadline = time.monotonic() + self._tenant.graceful_timeout + KILL_GRACE
+        killed = False
         while self._pids or self.members:
             self._gone.clear()
             self._reap()
             if not (self._pids or self.members):
                 break
             left = deadline - time.monotonic()
+            if left <= 0 and killed:
+                logger.error("giving up on %s", sorted(self._pids) or "channels that nobody closes")
+                break
             if left <= 0:
+                killed = True
                 slow = sorted(self._pids)
                 logger.error("not gone after %.0f s, killed: %s", self._tenant.graceful_timeout + KILL_GRACE, slow)
                 self._kill_all()
@@ -198,6 +220,20 @@ class Supervisor:
                 await asyncio.wait_for(self._gone.wait(), max(left, 0.05))
             except TimeoutError:
                 pass
+
+    async def _end_orphans(self) -> None:
+        """End what the app left behind (helpers that it forked): they are our children now, and may hold the port."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            give_up = time.monotonic() + ORPHAN_GRACE
+            for pid in self._orphans():
+                logger.info("ending pid=%d, which the app left behind", pid)
+                self._kill(pid, number)
+            while self._orphans() and time.monotonic() < give_up:
+                self._reap()
+                await asyncio.sleep(0.01)
+
+    def _orphans(self) -> list[int]:
+        return [pid for pid in system.children() if pid not in self._strangers]
 
     def _kill_all(self) -> None:
         for pid in self._pids:
@@ -212,6 +248,11 @@ class Supervisor:
 
     def _close_sockets(self) -> None:
         for sock, address in zip(self.sockets, addresses_of(self._tenant)):
+            if address.fd < 0 and self._listening:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)  # in every copy, also one that a child of the app inherited
+                except OSError:
+                    pass  # macOS does not know this for listening sockets
             sock.close()
             if address.path:
                 try:
@@ -252,6 +293,7 @@ class Supervisor:
             supervisor_pid=os.getpid(),
             listeners=len(self.sockets),
             cold=self._cold,
+            replay=self._may_replay(slot),
         )
 
     def _start_process(self, role: str, slot: int) -> Interpreter:
@@ -288,6 +330,9 @@ class Supervisor:
             self._boot_died(f"the app was not imported within --startup-timeout {limit:g} s")
         except ChannelClosedError:
             pass
+        except Exception:
+            logger.exception("mold pid=%d is killed for what it said", mold.pid)
+            self._kill_ours(mold.pid)
         finally:
             channel.close()
         await self._mold_gone(mold, failed)
@@ -332,7 +377,7 @@ class Supervisor:
             *(mold.pid, mold.generation, status, delay),
         )
         await asyncio.sleep(delay)
-        if not self._stopping:
+        if not self._stopping and mold.generation == self.generation:
             self._start_generation()
 
     def _boot_failed(self, message: BootFailed) -> None:
@@ -363,7 +408,6 @@ class Supervisor:
         logger.warning("booting warm failed, trying once more cold: %s", text.partition("\n")[0])
         self._own_refusals.append(Refusal("warm state", Reason.FAILED, f"the boot with it failed: {text}"))
         self._cold = True
-        self.learning.forget()
         if self.mold is not None:
             self._kill(self.mold.pid, signal.SIGKILL)
             self.mold = None  # or its workers, as they end, would be replaced by orders to it
@@ -379,22 +423,40 @@ class Supervisor:
 
     def _start_worker(self, slot: int) -> None:
         worker = Worker(slot, self.generation, since=time.monotonic())
-        if self.start_method == "spawn":
-            interpreter = self._start_process("worker", slot)
-            worker, control = replace(worker, pid=interpreter.pid), interpreter.control
-        elif self.mold is not None and self.mold.is_ready:
-            control = self._fork_worker(self.mold, slot)
-        else:
-            return  # the next mold starts it
+        try:
+            if self.start_method == "spawn":
+                interpreter = self._start_process("worker", slot)
+                worker, control = replace(worker, pid=interpreter.pid), interpreter.control
+            elif self.mold is not None and self.mold.is_ready:
+                control = self._fork_worker(self.mold, slot)
+            else:
+                return  # the next mold starts it
+        except OSError as error:  # no descriptor or process to be had; those that serve go on
+            self._worker_restarts[slot], delay = self._restarts_of(slot).after_exit(None)
+            logger.error("cannot start worker=%d: %s; again in %.1f s", slot, error, delay)
+            self._spawn_task(self._start_worker_later(slot, delay))
+            return
         member = self.members[slot] = Member(worker)
         self._spawn_task(self._follow_worker(member, control))
+
+    def _restarts_of(self, slot: int) -> Restarts:
+        return self._worker_restarts.get(slot, Restarts())
+
+    def _may_replay(self, slot: int) -> bool:
+        """Warm-up requests that killed two workers in a row before they were ready are not tried a third time."""
+        return self._restarts_of(slot).failures < 2
+
+    async def _start_worker_later(self, slot: int, delay: float) -> None:
+        await asyncio.sleep(delay)
+        if not self._stopping and slot not in self.members:
+            self._start_worker(slot)
 
     def _fork_worker(self, mold: Mold, slot: int) -> socket.socket:
         """Order a worker; a mold that is gone shows as a worker that is gone at once."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                mold.fork(slot, theirs)
+                mold.fork(slot, theirs, replay=self._may_replay(slot))
             except OSError as error:
                 logger.warning("mold pid=%d does not take orders: %s", mold.pid, error)
         return ours
@@ -403,21 +465,33 @@ class Supervisor:
         channel = await Channel.open(sock)
         member.connect(channel)
         limit = self._tenant.startup_timeout or None
+        mold = self.mold if member.worker.pid is None else None
         try:
-            async with asyncio.timeout(limit) as timeout:
+            async with asyncio.timeout(limit if mold is None else FORK_PATIENCE) as timeout:
                 while True:
                     message = await channel.receive()
-                    if isinstance(message, WorkerReady):
+                    if isinstance(message, Hello) and mold is not None:
+                        timeout.reschedule(asyncio.get_running_loop().time() + limit if limit else None)
+                    elif isinstance(message, WorkerReady):
                         timeout.reschedule(None)
                     self._worker_said(member, message)
         except TimeoutError:
-            if member.worker.pid is not None:
+            if member.worker.pid is None and mold is not None:
+                logger.error("mold pid=%d does not fork within %.0f s and is replaced", mold.pid, FORK_PATIENCE)
+                member.complaint = "its mold does not answer"
+                self._kill_ours(mold.pid)
+            elif member.worker.pid is not None:
                 self._kill(member.worker.pid, signal.SIGKILL)
-            member.complaint = f"worker {member.worker.slot} was not ready within --startup-timeout {limit:g} s"
-            if member.worker.generation == self.generation:
-                self._boot_died(member.complaint)
+                member.complaint = (
+                    f"worker {member.worker.slot} was not ready within --startup-timeout {limit or 0:g} s"
+                )
+                if member.worker.generation == self.generation:
+                    self._boot_died(member.complaint)
         except ChannelClosedError:
             pass
+        except Exception:
+            logger.exception("worker=%d pid=%s is killed for what it said", member.worker.slot, member.worker.pid)
+            self._kill_ours(member.worker.pid or 0)
         finally:
             channel.close()
         await self._worker_gone(member)
@@ -432,6 +506,10 @@ class Supervisor:
                 member.send(Drain())
         elif isinstance(message, WorkerReady):
             self._worker_ready(member, message)
+        elif isinstance(message, StoppedAccepting):
+            member.stopped_accepting = True
+            if self._stopping and all(each.stopped_accepting for each in self.accepting):
+                self._close_sockets()
         elif isinstance(message, Stats):
             member.stats = message
             member.answer(message.number, message)
@@ -471,6 +549,8 @@ class Supervisor:
             *(member.worker.slot, member.worker.generation, member.worker.pid),
         )
         if self.ready_after_s is None:
+            if self._cold:
+                self.learning.forget()  # with it the boot failed, without it went well
             self.boot = message.report
             self.ready_after_s = time.monotonic() - self.started
             for refusal in [*self._own_refusals, *(message.report.refusals if self.mold_report is None else ())]:
@@ -527,9 +607,7 @@ class Supervisor:
             if not member.complaint:
                 self._boot_died(f"worker {worker.slot} ended ({status}) before it was ready")
             return
-        self._worker_restarts[worker.slot], delay = self._worker_restarts.get(worker.slot, Restarts()).after_exit(
-            served
-        )
+        self._worker_restarts[worker.slot], delay = self._restarts_of(worker.slot).after_exit(served)
         self.restarts += 1
         logger.warning(
             "worker=%d gen=%d pid=%s is gone (%s); another starts%s",
@@ -553,13 +631,27 @@ class Supervisor:
                 self._statuses[pid] = status
                 self._pids.discard(pid)
                 self._gone.set()
-                self._hang_up_soon(pid)
+                asyncio.get_running_loop().call_later(KILL_GRACE, self._hang_up, pid)
 
-    def _hang_up_soon(self, pid: int) -> None:
-        """Its last messages are read first; but a grandchild may have inherited its end and keep it open for ever."""
+    def _hang_up(self, pid: int) -> None:
+        """
+        Close the channel of a process that has ended.
+
+        Its last messages were read meanwhile. A child of the app may have inherited its end and would keep it open for
+        ever, and with a mold's end the orders in it, with the ends of workers that never came to be.
+        """
+        mold = self.mold
+        if mold is not None and mold.pid == pid:
+            mold.channel.close()
         for member in self.members.values():
-            if member.worker.pid == pid:
-                asyncio.get_running_loop().call_later(KILL_GRACE, member.hang_up)
+            unborn = member.worker.pid is None and (mold is None or mold.pid == pid)
+            if member.worker.pid == pid or unborn:
+                member.hang_up()
+
+    def _kill_ours(self, pid: int) -> None:
+        """Kill a process of ours unless it was collected: its number may belong to somebody else by now."""
+        if pid in self._pids:
+            self._kill(pid, signal.SIGKILL)
 
     async def _status_of(self, pid: int) -> str:
         """The exit of *pid* in words; it is given a moment, for its socket closes before it can be reaped."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,6 +41,31 @@ def die_with_parent(parent: int, patience_s: float = 2.0) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def children() -> list[int]:
+    """The pids of this process's children, adopted ones too; empty where the kernel does not list them."""
+    found: list[int] = []
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+    except OSError:
+        pass  # not Linux, or a kernel without CONFIG_PROC_CHILDREN
+    return found
+
+
+def dump_stacks_after(seconds: float) -> None:
+    """Write the stacks of all threads to standard error when *seconds* have passed, unless `cancel_dump` is called."""
+    try:
+        # Descriptor 2 and not sys.stderr, which apps replace by things without a descriptor.
+        faulthandler.dump_traceback_later(seconds, exit=False, file=2)
+    except (OSError, RuntimeError, ValueError):
+        pass  # a help for people who look for a stuck import, and nothing more
+
+
+def cancel_dump() -> None:
+    """Forget what `dump_stacks_after` was to do."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 def describe_status(status: int) -> str:

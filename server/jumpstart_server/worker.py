@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import gc
 import importlib
 import logging
@@ -17,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +32,11 @@ from jumpstart.errors import AppLoadError, ConfigError, JumpstartError
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
+from jumpstart_server import system
 from jumpstart_server.asgi import JumpstartProtocol
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.exits import ExitCode, exit_code
+from jumpstart_server.logs import keep_enabled
 from jumpstart_server.messages import (
     Accept,
     Ask,
@@ -48,6 +50,7 @@ from jumpstart_server.messages import (
     Section,
     Start,
     Stats,
+    StoppedAccepting,
     WorkerReady,
 )
 from jumpstart_server.pool import ThreadPool
@@ -58,10 +61,12 @@ from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, norma
 
 logger = logging.getLogger(__name__)
 
+LEARN_SHARE = 50  # times its own duration that the next capture waits at least
 LEARN_INTERVAL = 2.0  # seconds between looks for something new; cheap when there is nothing
 STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which survive a kill -9
 REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
 WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may take
+POOL_GRACE = 0.2  # seconds that handlers in threads may take to end when all else has
 CANCEL_GRACE = 1.0  # seconds that tasks of the app may take to end after they were cancelled
 
 
@@ -90,11 +95,12 @@ def run(
 ) -> NoReturn:
     """Serve (or build a profile) until told to stop, then end the process with the app's own exit hooks run."""
     code = ExitCode.INTERNAL
+    signal.signal(signal.SIGINT, lambda *_: None)  # the supervisor's, whatever the app made of it
     try:
         worker = _Worker(start, booted, corpus, listeners, process)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             code = runner.run(worker.main(control))
-        worker.pool.close(timeout_s=1.0)
+        worker.pool.close(timeout_s=POOL_GRACE)
     except SystemExit as error:
         code = error.code if isinstance(error.code, ExitCode) else ExitCode.INTERNAL
     except BaseException:
@@ -173,7 +179,7 @@ class _Worker:
         listening = asyncio.create_task(self._follow_control())
         limit = self.settings.tenant.startup_timeout
         if limit:
-            faulthandler.dump_traceback_later(max(limit - 0.5, limit / 2), exit=False)  # says where it is stuck
+            system.dump_stacks_after(max(limit - 0.5, limit / 2))  # says where it is stuck
         self._size_thread_pools()
         try:
             await self.server.serve(self.listeners)
@@ -182,8 +188,9 @@ class _Worker:
                 self.channel.send(Learnt(sections=self.capture("host")))
             code = ExitCode.CLEAN
         except JumpstartError as error:
+            # Its start-up failed by itself; doing that once more, cold, would only repeat its side effects.
             code = exit_code(error)
-            self.channel.send(BootFailed(exit_code=code, text=str(error), warm=self._is_warm()))
+            self.channel.send(BootFailed(exit_code=code, text=str(error)))
         except BaseException:
             code = ExitCode.INTERNAL
             text = f"internal error in worker pid={os.getpid()}\n{traceback.format_exc()}"
@@ -216,7 +223,10 @@ class _Worker:
                 elif isinstance(message, Drain):
                     self._drain()
                 elif isinstance(message, Ask):
-                    self._answer(message)
+                    try:
+                        self._answer(message)
+                    except Exception:  # a question is not worth the channel, which carries the orders too
+                        logger.exception("cannot answer the supervisor")
         except ChannelClosedError:
             os._exit(ExitCode.INTERNAL)  # the supervisor is gone, and the port with it
 
@@ -237,7 +247,7 @@ class _Worker:
         self.channel.send(Stats(number=number, observed=observed, threads=self.pool.threads, busy=self.pool.busy))
 
     async def _capture_for(self, number: int) -> None:
-        sections = await asyncio.to_thread(self.capture, "ship")
+        sections = await self._capture("ship")
         self.channel.send(Captured(number=number, sections=sections, observed=self.observer.snapshot()))
 
     # ------------------------------------------------------------------ before the first connection
@@ -253,7 +263,7 @@ class _Worker:
         gc.collect()
         gc.freeze()
         gc.enable()
-        faulthandler.cancel_dump_traceback_later()
+        system.cancel_dump()
         report = msgspec.structs.replace(self.booted.report(), warmup=warmup)
         self.channel.send(WorkerReady(report=report))
         await self.may_accept.wait()
@@ -268,9 +278,9 @@ class _Worker:
             if outcome.error is None and outcome.status is not None and outcome.status < 400:
                 worked.add(outcome.request)
 
-        replayed = recorded if self.settings.tenant.replay else []
+        replayed = recorded if self.settings.tenant.replay and self.start.replay else []
         budget_s = self.settings.tenant.warmup_budget
-        result = await self.replay([*self._requests, *replayed], state, budget_s, note)
+        result = await self.replay([*(self._requests if self.start.replay else ()), *replayed], state, budget_s, note)
         if replayed and not worked:
             logger.warning(
                 "warm-up: none of %d recorded requests succeeded (statuses: %s); if the app checks the Host header, "
@@ -325,9 +335,9 @@ class _Worker:
             )
             loop.call_soon_threadsafe(done.set_result, result)
 
-        self.pool.submit(work)
+        # Of its own, and not of the pool: a handler that blocks keeps its thread; the boot goes on without it.
+        threading.Thread(target=work, name="jumpstart-warmup", daemon=True).start()
         try:
-            # A handler that blocks keeps its thread; the boot goes on without it.
             return await asyncio.wait_for(done, budget_s + WARMUP_PATIENCE)
         except TimeoutError:
             logger.warning("warm-up: a handler did not return within the budget; going on without it")
@@ -345,7 +355,7 @@ class _Worker:
 
         limit = self.settings.tenant.startup_timeout or float("inf")
         result = await self.replay(requests, state, limit, count)
-        sections = await asyncio.to_thread(self.capture, "ship")
+        sections = await self._capture("ship")
         self.channel.send(
             Captured(
                 number=0,
@@ -361,15 +371,37 @@ class _Worker:
     async def _keep_learning(self) -> None:
         """Tell the supervisor what is new, now and then, so that little is lost to a kill -9."""
         last_stats = 0.0
+        pause = LEARN_INTERVAL
         while not self.server.should_exit:
-            await asyncio.sleep(LEARN_INTERVAL)
+            await asyncio.sleep(pause)
             if self.settings.profile.warm_start and self.observer.changes != self._learnt_at:
                 self._learnt_at = self.observer.changes
-                sections = await asyncio.to_thread(self.capture, "host")
-                self.channel.send(Learnt(sections=sections))
+                began = time.monotonic()
+                try:
+                    self.channel.send(Learnt(sections=await self._capture("host")))
+                except Exception:
+                    logger.exception("what this worker learnt is not kept")
+                # A capture has its price for requests that run beside it; it may take some hundredth of the time.
+                pause = max(LEARN_INTERVAL, LEARN_SHARE * (time.monotonic() - began))
             if time.monotonic() - last_stats >= STATS_INTERVAL:
                 last_stats = time.monotonic()
                 self._send_stats()
+
+    async def _capture(self, purpose: Purpose) -> dict[str, Section]:
+        """Capture on a thread of our own: the default executor is the app's, and may be full."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[dict[str, Section]] = loop.create_future()
+
+        def work() -> None:
+            try:
+                captured = self.capture(purpose)
+            except BaseException as error:
+                loop.call_soon_threadsafe(_settle, done, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, done, captured, None)
+
+        threading.Thread(target=work, name="jumpstart-capture", daemon=True).start()
+        return await done
 
     def capture(self, purpose: Purpose) -> dict[str, Section]:
         """Ask every recorder for what it knows. From any thread."""
@@ -389,6 +421,17 @@ def _warmup_requests(file: str) -> list[WarmRequest]:
     except ConfigError as error:
         logger.warning("no warm-up requests: %s", error)
         return []
+
+
+def _settle(
+    future: asyncio.Future[dict[str, Section]], result: dict[str, Section] | None, error: BaseException | None
+) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result or {})
 
 
 def _as_asgi3(booted: Booted) -> Any:
@@ -452,12 +495,34 @@ class _WarmServer(uvicorn.Server):
         self.lifespan = _Started(lifespan)
         await super().startup(sockets)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take the connections that wait already, or closing the sockets would reset them; then drain."""
+        for sock in sockets or ():
+            for _ in range(self.config.backlog):
+                try:
+                    waiting, _ = sock.accept()
+                except OSError:
+                    break
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, waiting, ssl=self.config.ssl)
+        for server in self.servers:
+            server.close()
+        self.worker.channel.send(StoppedAccepting())
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
     async def _boot(self, lifespan: Any, complaints: _Complaints) -> None:
         with self.worker.stopwatch.span("lifespan start-up"):
             await lifespan.startup()
         if lifespan.should_exit:
             raise AppLoadError("\n".join(["the app's lifespan start-up failed", *complaints.texts]).rstrip())
         complaints.started = True
+        keep_enabled()  # start-up code configures logging as often as modules do
         await self.worker.become_ready(lifespan.state)
 
 

@@ -62,7 +62,10 @@ class WSGIAdapter:
             finally:
                 watcher.cancel()
                 exchange.client_gone()
-                await exchange.finished.wait()  # the body's file is the thread's until then
+                try:
+                    await exchange.finished.wait()  # the body's file is the thread's until then
+                except asyncio.CancelledError:
+                    pass  # the worker ends, and does not wait for a handler that does not
 
 
 async def _spool(receive: Receive, body: IO[bytes]) -> int | None:

@@ -37,6 +37,7 @@ from jumpstart_server.messages import (
     Start,
     Stats,
     Stop,
+    StoppedAccepting,
     WorkerReady,
     encode,
 )
@@ -69,6 +70,7 @@ MESSAGES: list[Message] = [
     Start(role="mold", settings=SETTINGS, started=1.5, generation=2, slot=3, supervisor_pid=4, requests="r.toml"),
     Fork(3),
     Stop(),
+    StoppedAccepting(),
     MoldReady(report=REPORT),
     BootFailed(exit_code=3, text="Traceback …\n\udcff".encode("utf-8", "replace").decode()),
     Accept(),

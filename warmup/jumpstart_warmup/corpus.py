@@ -16,20 +16,20 @@ import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote
 
 import msgspec
 
 from jumpstart.errors import ConfigError
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.records import Reason, Record, Tally
+from jumpstart_warmup.targets import KEPT_HEADERS, is_fit_header, is_fit_target
+from jumpstart_warmup.targets import is_opaque as is_opaque  # part of this module's interface
 
 MARKER_HEADER = "x-jumpstart-warmup"
 """Sent with the value ``1`` by every warm-up and shadow request."""
 
-MAX_TARGET = 2048  # bytes of path and query of a recorded request; longer ones are searches and tokens
 MAX_FILE_TARGET = 8190  # bytes; what servers accept as a request line by default (gunicorn, nginx)
-MAX_HEADER_VALUE = 256  # bytes of a recorded header; a browser's Accept has about 140
 MAX_BODY = 10 * 1024 * 1024  # bytes of one body in a file of warm-up requests
 MAX_REPEAT = 10_000
 MAX_ROUTES = 500
@@ -37,6 +37,11 @@ MAX_PER_ROUTE = 5
 MAX_ROUTE_NAME = 512
 
 Headers = Iterable[tuple[str | bytes, str | bytes]]
+
+
+def encodable(text: str) -> str:
+    r"""*text* with lone surrogates as ``\udcff``: what an app raises goes into logs, reports and messages."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class WarmRequest(msgspec.Struct, frozen=True):
@@ -182,133 +187,21 @@ def _whole_number(value: Any, low: int, high: int, where: str) -> int:
 
 # --- scrubbing of real requests -------------------------------------------------------------------------------------
 
-KEPT_HEADERS = frozenset({"accept", "accept-charset", "accept-encoding", "accept-language"})
-"""Content negotiation only. Not the user agent (a fingerprint), no cookies, authorization, conditions or range."""
-
-_SECRET_PARTS = re.compile(
-    "token|secret|passw|passphrase|session|signature|credential|csrf|xsrf|e_?mail|phone|birth|address|account|oauth"
-)
-_SECRET_WORDS = frozenset(
-    (
-        "access",
-        "auth",
-        "authorization",
-        "card",
-        "code",
-        "dob",
-        "ean",
-        "firstname",
-        "iban",
-        "jwt",
-        "key",
-        "lastname",
-        "lat",
-        "latitude",
-        "lng",
-        "login",
-        "lon",
-        "longitude",
-        "mail",
-        "mobile",
-        "nonce",
-        "otp",
-        "pass",
-        "pin",
-        "pwd",
-        "saml",
-        "samlresponse",
-        "sid",
-        "sig",
-        "ssn",
-        "surname",
-        "tel",
-        "ticket",
-        "user",
-        "userid",
-        "username",
-    )
-)
-_SECRET_ENDINGS = ("key", "pwd", "sid", "sig")
-_SECRET_FOLLOWS = re.compile(
-    "token|secret|passw|session|signature|oauth|reset|recover|verif|invit|confirm|activat|magic|unsubscrib|webhook"
-)
-_EMAIL = re.compile(r"[^\s/@]@[^\s/@]")
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_VISIBLE_ASCII = re.compile(r"/[\x21\x22\x24-\x7e]*")  # without '#'
-_RUN = re.compile(r"[^\W_]+", re.ASCII)
-_HEX = re.compile(r"(?:[0-9a-f]{16,}|[0-9A-F]{16,})")
-_KIND_CHANGE = re.compile(r"(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])|(?<=[a-z])(?=[A-Z])")
-
-
-def is_opaque(text: str) -> bool:
-    """
-    Whether *text* looks made by a machine to be unguessable: long hex, base64, a JWT; not a word, slug, date or UUID.
-
-    A guess: long, and letters, capitals and digits take turns more often than they do in names.
-    """
-    if len(text) < 16:
-        return False
-    if _HEX.fullmatch(text):
-        return any(letter.isdigit() for letter in text)
-    runs = _RUN.findall(text)
-    if any(len(run) >= 32 for run in runs):
-        return True
-    if any(len(run) >= 20 and not run.isalpha() and not run.isdigit() for run in runs):
-        return True
-    changes = sum(len(_KIND_CHANGE.findall(run)) for run in runs)
-    return changes * 4 >= len(text) and not _UUID.fullmatch(text)
-
-
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a parameter called *name* is likely to hold a secret or a person."""
-    lowered = name.lower().replace("-", "_")
-    if _SECRET_PARTS.search(lowered) or lowered.endswith(_SECRET_ENDINGS):
-        return True
-    return any(word.lower() in _SECRET_WORDS for word in _WORD.findall(name))
-
-
-def _is_fit_target(target: str) -> bool:
-    if len(target) > MAX_TARGET or not _VISIBLE_ASCII.fullmatch(target):
-        return False
-    path, _, query = target.partition("?")
-    decoded = unquote(path)
-    if _CONTROL.search(decoded) or _EMAIL.search(decoded):
-        return False
-    previous = ""
-    for segment in decoded.split("/"):
-        if segment and (is_opaque(segment) or _SECRET_FOLLOWS.search(previous.lower())):
-            return False
-        previous = segment
-    if not query:
-        return True
-    if ";" in query:  # some apps still split there; what they would see as names is not checked below
-        return False
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if is_secret_name(name) or _EMAIL.search(name) or _EMAIL.search(value) or is_opaque(name) or is_opaque(value):
-            return False
-        if _CONTROL.search(name) or _CONTROL.search(value):
-            return False
-    return True
-
 
 def scrub(method: str, target: str, headers: Headers, *, hosts: Collection[str] = ()) -> WarmRequest | None:
     """
     Return what may be kept of a real request, or None when it is not fit to be recorded. Pure; never raises.
 
-    Fit are GET and HEAD whose target is visible ASCII of at most 2 KiB and does not look as if it named a secret or a
-    person: by a parameter's name, an opaque value, an e-mail address, or a path such as ``/reset/…``. Ordinary
-    identifiers (``/product/42``, UUIDs with their hyphens) and search terms stay, since without them there is nothing
-    to replay.
+    Fit are GET and HEAD whose target is visible ASCII of at most 2 KiB and looks as if it named no secret and no person
+    and ordered nothing (`jumpstart_warmup.targets` decides). Ordinary identifiers (``/product/42``, UUIDs with their
+    hyphens) and search terms stay, since without them there is nothing to replay.
 
-    Of the headers, content negotiation stays, the first of each name. ``Host`` stays only when it is one of *hosts*,
+    Of the headers, content negotiation stays in its known shapes, the first of each name. ``Host`` stays only when it is one of *hosts*,
     names that the operator listed: a client chooses it freely, and where customers have subdomains it names one. A
     replay without it is sent to the host name that the driver was given, which is what an app with a single name
     expects; apps that choose by virtual host need the list.
     """
-    if method not in ("GET", "HEAD") or not _is_fit_target(target):
+    if method not in ("GET", "HEAD") or not is_fit_target(target):
         return None
     kept: dict[str, str] = {}
     for raw_name, raw_value in headers:
@@ -316,9 +209,7 @@ def scrub(method: str, target: str, headers: Headers, *, hosts: Collection[str] 
         if name in kept or not (name in KEPT_HEADERS or (name == "host" and hosts)):
             continue
         value = (raw_value.decode("latin-1") if isinstance(raw_value, bytes) else raw_value).strip()
-        if len(value) > MAX_HEADER_VALUE or not value.isascii() or _CONTROL.search(value):
-            continue
-        if name == "host" and value.lower() not in hosts:
+        if value.lower() not in hosts if name == "host" else not is_fit_header(name, value):
             continue
         kept[name] = value
     return WarmRequest(method=method, path=target, headers=tuple(sorted(kept.items())))

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from jumpstart.errors import ConfigError
-from jumpstart_warmup.corpus import MARKER_HEADER, WarmRequest
+from jumpstart_warmup.corpus import MARKER_HEADER, WarmRequest, encodable
 from jumpstart_warmup.settle import Round, Verdict, judge, percentile
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ def warm_host(
     """
     Send all *requests*, each `repeat` times, in rounds until `jumpstart_warmup.settle` calls the host warm.
 
-    A host that cannot be reached yet is waited for, and failed rounds are repeated, within the budget. No request
-    starts after it; those that run then may finish, so that the call takes *budget_s* + *timeout_s* seconds at most.
+    A host that cannot be reached yet is waited for, and failed rounds are repeated, within the budget. When it ends,
+    requests that still run are given up: the call takes *budget_s* seconds at most.
     Call it where no event loop runs. Proxy settings of the environment are not used: the host itself is meant.
 
     Args:
@@ -215,6 +215,7 @@ class _Warming:
             trust_env=False,
             cookies=cookies,
             headers={"user-agent": "jumpstart-warm"},
+            event_hooks={"response": [_forget_location]},
         ) as client:
             return await self._warm(client)
 
@@ -273,8 +274,9 @@ class _Warming:
         path = prefix.raw_path.decode("ascii").rstrip("/") + request.path
         headers = [*request.headers, (MARKER_HEADER, "1"), ("connection", "close")]
         begun = self._clock()
+        left_s = max(self._left_s(), 0)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(min(self._timeout_s, left_s)):
                 built = client.build_request(
                     request.method,
                     prefix.copy_with(raw_path=path.encode("ascii")),
@@ -288,14 +290,16 @@ class _Warming:
                 finally:
                     await response.aclose()
         except TimeoutError:
-            return _Answer(index, None, None, f"took longer than {self._timeout_s:g} s")
+            limit = f"{self._timeout_s:g} s" if self._timeout_s <= left_s else f"the budget's last {left_s:.3g} s"
+            return _Answer(index, None, None, f"took longer than {limit}")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             certificate = _cause(error, ssl.SSLError)
             if certificate is not None:
-                return _Answer(index, None, None, f"cannot speak TLS with {self._url}: {certificate}", hopeless=True)
-            return _Answer(index, None, None, _describe_connect(error, self._url), unreachable=True)
+                text = encodable(f"cannot speak TLS with {self._url}: {certificate}")
+                return _Answer(index, None, None, text, hopeless=True)
+            return _Answer(index, None, None, encodable(_describe_connect(error, self._url)), unreachable=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return _Answer(index, None, None, f"{type(error).__name__}: {error}")
+            return _Answer(index, None, None, encodable(f"{type(error).__name__}: {error}"))
         # A stream that was left says nothing by its length; its first byte does.
         latency_s = (self._clock() if whole else answered) - begun
         status = response.status_code
@@ -351,7 +355,7 @@ class _Warming:
                 )
             )
         return HostWarmth(
-            url=self._url,
+            url=encodable(self._url),
             warm=verdict.settled,
             reason=verdict.reason,
             rounds=len(self._rounds),
@@ -360,6 +364,11 @@ class _Warming:
             first_ms=verdict.first_ms,
             settled_ms=verdict.settled_ms,
         )
+
+
+async def _forget_location(response: httpx.Response) -> None:
+    """Redirects are answers here, not followed; httpx would call one to a broken address an error all the same."""
+    response.headers.pop("location", None)
 
 
 async def _read_some(response: httpx.Response) -> bool:

@@ -22,7 +22,7 @@ import msgspec
 
 from jumpstart.context import RequestContext, request_context
 from jumpstart.imports import import_events
-from jumpstart_warmup.corpus import MARKER_HEADER, WarmRequest
+from jumpstart_warmup.corpus import MARKER_HEADER, WarmRequest, encodable
 from jumpstart_warmup.observe import WARMUP_KEY, ASGIApp, Clock, Environ, Scope, WSGIApp
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,13 @@ def _tell(on_result: OnResult | None, outcome: Outcome) -> OnResult | None:
 
 
 def _describe(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Say what the app raised; whatever its text is, and even when it cannot make one."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"(its text cannot be had: {type(second).__name__})"
+    text = encodable(f"{name}: {text}" if text else name)
     return text if len(text) <= 300 else text[:299] + "…"
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from jumpstart._version import __version__
 from jumpstart.errors import JumpstartError
-from jumpstart_server.config import environment, load_settings
+from jumpstart_server.config import environment, load_settings, unknown_variables
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.settings import Option, Settings, declared_options
 from jumpstart_server.spawn import Interpreter
@@ -49,8 +50,8 @@ def _click_option(option: Option) -> Callable[[F], F]:
     parameter = f"{option.section}__{option.key}"
     unit = f" ({option.unit})" if option.unit else ""
     default = "" if option.default in ("", (), None) or option.is_flag else f" [default: {_shown(option.default)}]"
-    choices = f" One of {', '.join(option.choices)}." if option.choices else ""
-    text = f"{option.help}{choices}{unit}{default}"
+    text = f"{option.help}{unit}{default}"
+    metavar = f"[{'|'.join(option.choices)}]" if option.choices else "VALUE"
     if option.is_flag:
         long = option.flags[0]
         names = f"{long}/--no-{long[2:]}"
@@ -58,7 +59,7 @@ def _click_option(option: Option) -> Callable[[F], F]:
             names, parameter, default=None, help=text + f" [default: {'on' if option.default else 'off'}]"
         )
     # Values stay text here: one place converts and complains, wherever they come from.
-    return click.option(*option.flags, parameter, default=None, multiple=option.many, metavar="VALUE", help=text)
+    return click.option(*option.flags, parameter, default=None, multiple=option.many, metavar=metavar, help=text)
 
 
 def _shown(value: Any) -> str:
@@ -69,11 +70,25 @@ def settings_of(target: str | None, config_file: str | None, tenant: str | None,
     """Settings from what click parsed; *given* is parameter (``section__key``) → value."""
     command_line = {name.replace("__", ".", 1): value for name, value in given.items()}
     if target is not None:
+        _refuse_file(target)
         command_line["app.target"] = command_line["tenant.target"] = target
-    settings = load_settings(command_line, environment(), config_file=config_file, tenant=tenant)
+    environ = environment()
+    for line in unknown_variables(environ):
+        click.echo(f"jumpstart: warning: {line}", err=True)
+    settings = load_settings(command_line, environ, config_file=config_file, tenant=tenant)
     if not settings.target:
         raise click.UsageError("which app? Give TARGET as module:attribute, or [app] target in jumpstart.toml")
     return settings
+
+
+def _refuse_file(target: str) -> None:
+    """A file's name is what hands type first; say what it is as a target."""
+    name, _, attribute = target.partition(":")
+    if name.endswith(".py"):
+        path = Path(name)
+        folder = "" if path.parent == Path() else f" --app-dir {path.parent}"
+        meant = f"{path.stem}:{attribute or 'app'}{folder}"
+        raise click.UsageError(f"TARGET {target} is a file; write its module and the app's name in it: {meant}")
 
 
 class _Commands(click.Group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 from jumpstart.errors import ConfigError
 from jumpstart_server.cli import settings_of, settings_options
+from jumpstart_server.exits import ExitCode
 from jumpstart_server.logs import set_up_logging
 
 
@@ -16,11 +18,22 @@ from jumpstart_server.logs import set_up_logging
 @click.argument("target", required=False)
 @click.option("--requests", metavar="FILE", help="TOML file of requests to learn from; run once.")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")
+@click.option("--allow-failures", is_flag=True, help="Exit 0 also when requests failed.")
 @settings_options("app", "tenant", "profile", "server", but=("bind", "host", "port", "uds", "fd", "profile", "admin"))
 def build(
-    target: str | None, requests: str | None, output: str, config_file: str | None, tenant: str | None, **given: Any
+    target: str | None,
+    requests: str | None,
+    output: str,
+    allow_failures: bool,
+    config_file: str | None,
+    tenant: str | None,
+    **given: Any,
 ) -> int:
-    """Produce a profile off line: boot TARGET cold, run requests, and write what that taught it to a signed file."""
+    """
+    Produce a profile off line: boot TARGET cold, run requests, and write what that taught it to a signed file.
+
+    Exits 1 when a request failed, or when none succeeded; the file is written all the same.
+    """
     from jumpstart.profile import write_file
     from jumpstart_server import profiles
     from jumpstart_warmup.corpus import read_requests
@@ -33,11 +46,17 @@ def build(
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"-o {output}: no such folder")
     built = profiles.build(settings, str(Path(requests).absolute()) if requests else "")
-    for failure in built.failures:
-        click.echo(f"request failed: {failure}", err=True)
+    for kind, texts in (("request failed", built.failures), ("request answered with 4xx", built.rejected)):
+        for text, count in Counter(texts).items():
+            click.echo(f"{kind}: {text}{f' ({count} times)' if count > 1 else ''}", err=True)
     write_file(path, built.data)
     counts = ", ".join(f"{len(section.records)} {name}" for name, section in sorted(built.sections.items()))
     click.echo(f"{path}: {len(built.data):,} bytes; {built.requests} requests; records: {counts or 'none'}")
     if requests is None:
         click.echo("without --requests it holds only what the import taught; see jumpstart build --help", err=True)
-    return 0
+        return ExitCode.CLEAN
+    if built.succeeded and built.requests:
+        return ExitCode.CLEAN
+    what = f"{len(built.failures)} requests failed" if built.failures else "no request succeeded"
+    click.echo(f"{what}; {path} is written all the same, and holds what the others taught", err=True)
+    return ExitCode.CLEAN if allow_failures else ExitCode.INTERNAL

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,13 +15,16 @@ from jumpstart.paths import HostPaths
 from jumpstart_server.addresses import Address, parse_address
 
 TIMEOUT = 60.0  # seconds; a capture asks every worker for all it knows
+CHOICE_TIMEOUT = 3.0  # seconds that one of several servers has to say which it is; its workers have 2 of them
+CHOICES_DESCRIBED = 16  # servers that are asked, at once
 
 
 class AdminClient:
     """One server's admin pages."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, timeout_s: float = TIMEOUT) -> None:
         self.address = address
+        self._timeout_s = timeout_s
 
     @classmethod
     def find(cls, text: str | None, paths: HostPaths) -> AdminClient:
@@ -38,7 +44,7 @@ class AdminClient:
             return cls(Address(path=str(living[0])))
         if not living:
             raise ConfigError("no running server found; start one, or name its admin address with --admin")
-        choices = "\n".join(f"  --admin unix:{path}" for path in living)
+        choices = "\n".join(_describe_servers(living))
         raise ConfigError(f"{len(living)} servers run; choose one:\n{choices}")
 
     def get(self, path: str) -> Any:
@@ -75,7 +81,23 @@ class AdminClient:
             transport = httpx.HTTPTransport()
             base = f"http://{self.address}"
         try:
-            with httpx.Client(transport=transport, base_url=base, timeout=TIMEOUT) as client:
+            with httpx.Client(transport=transport, base_url=base, timeout=self._timeout_s) as client:
                 return client.request(method, path)
         except httpx.HTTPError as error:
             raise JumpstartError(f"the admin address {self.address} does not answer: {error}") from None
+
+
+def _describe_servers(sockets: Sequence[Path]) -> list[str]:
+    """One line for each server: what it is, where known, and how to choose it."""
+    asked = sockets[:CHOICES_DESCRIBED]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        words = list(pool.map(_describe_server, asked)) + ["not asked"] * (len(sockets) - len(asked))
+    return [f"  {text}: --admin unix:{path}" for text, path in zip(words, sockets, strict=True)]
+
+
+def _describe_server(path: Path) -> str:
+    try:
+        document = AdminClient(Address(path=str(path)), CHOICE_TIMEOUT).get("/status")
+        return f"pid {document['pid']}, {document['target']} at {', '.join(document['addresses'])}"
+    except (JumpstartError, ValueError, KeyError, TypeError):  # it ends just now, hangs, or is no server of ours
+        return "does not answer"

@@ -35,7 +35,8 @@ def describe_status(document: dict[str, Any]) -> Iterator[str]:
     addresses = ", ".join(document["addresses"])
     yield f"{document['target']} (tenant {document['tenant']}) pid {document['pid']} at {addresses}"
     if document["ready"]:
-        yield f"ready in {document['ready_after_s']:.2f} s, up {document['uptime_s']:.0f} s · {document['boot']}"
+        yield f"ready in {document['ready_after_s']:.2f} s, up {document['uptime_s']:.0f} s"
+        yield f"at boot: {document['boot']}"
     else:
         yield f"not ready: {document['waiting_for'] or 'stopping'}"
     yield from _refusals(document)
@@ -43,14 +44,21 @@ def describe_status(document: dict[str, Any]) -> Iterator[str]:
     reasons = f" because {'; '.join(document['start_reasons'])}" if document["start_reasons"] else ""
     yield f"workers by {method or '…'}{reasons}, generation {document['generation']}, replaced {document['restarts']}"
     for worker in document["workers"]:
-        yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, threads {worker['threads']}"
+        old = ", does not answer: its numbers are old" if worker["stale"] else ""
+        yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, threads {worker['threads']}{old}"
     coverage = document["warm_coverage"]
-    shown = "no requests yet" if coverage is None else f"warm coverage {coverage:.1%}"
-    yield f"requests {document['requests']}, cold events {document['cold_events']}, {shown}"
+    shown = "" if coverage is None else f", {coverage:.1%} of them warm"
+    yield (
+        f"real requests since: {document['requests']}, errors {document['errors']}, "
+        f"cold events {document['cold_events']}{shown}"
+    )
     routes = sorted(document["routes"].items(), key=lambda item: -item[1]["requests"])
     for route, stats in routes[:ROUTES_SHOWN]:
         mean_ms = 1000 * stats["latency_sum_s"] / max(1, stats["requests"])
-        yield f"  {stats['requests']:>8} × {route}, mean {mean_ms:.1f} ms, cold requests {stats['cold_requests']}"
+        yield (
+            f"  {stats['requests']:>8} × {route}, mean {mean_ms:.1f} ms, errors {stats['errors']}, "
+            f"cold requests {stats['cold_requests']}"
+        )
         for name in stats["cold_names"][:5]:
             yield f"{'':>12}cold: {name}"
     if len(routes) > ROUTES_SHOWN:

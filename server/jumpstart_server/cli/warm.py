@@ -18,6 +18,7 @@ from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
 from jumpstart_warmup.http import Progress, warm_host
 
 CORPUS_LIMIT = 200  # requests of a profile in one round
+REPEAT_AFTER_S = 5.0  # seconds until a line that has not changed is printed again
 
 
 @click.command()
@@ -40,8 +41,10 @@ def warm(
     insecure: bool,
 ) -> int:
     """Send requests to URL until its latency has settled; exit 0 only when it is warm."""
-    if (requests is None) == (profile is None):
-        raise ConfigError("name the requests with --requests FILE or with --profile FILE, not both")
+    if requests is None and profile is None:
+        raise ConfigError("which requests? Name them with --requests FILE (TOML) or with --profile FILE")
+    if requests is not None and profile is not None:
+        raise ConfigError("--requests and --profile both name requests; give one, not both")
     if budget <= 0 or timeout <= 0 or concurrency < 1:
         raise ConfigError("--budget and --timeout must be over 0, --concurrency at least 1")
     wanted = read_requests(Path(requests)) if requests is not None else _requests_of_profile(Path(profile or ""))
@@ -90,7 +93,11 @@ def _view(budget: float) -> _Bar | _Lines:
 
 
 class _Lines:
-    """One line per round, for logs."""
+    """One line per round, for logs; one that says the same again only now and then."""
+
+    def __init__(self) -> None:
+        self._latest = ""
+        self._said_s = 0.0
 
     def __enter__(self) -> _Lines:
         return self
@@ -99,7 +106,10 @@ class _Lines:
         pass
 
     def __call__(self, progress: Progress) -> None:
-        click.echo(_words(progress), err=True)
+        words = _words(progress)
+        if words != self._latest or progress.elapsed_s - self._said_s >= REPEAT_AFTER_S:
+            click.echo(words, err=True)
+            self._latest, self._said_s = words, progress.elapsed_s
 
 
 class _Bar:
