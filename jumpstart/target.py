@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from jumpstart.errors import AppLoadError, ConfigError
+from jumpstart.imports import namespace_of
 
 Interface = Literal["asgi", "asgi2", "wsgi"]
 
@@ -98,10 +99,10 @@ def load_app(text: str, *, app_dir: Path, factory: bool = False) -> Any:
     positional, keywords = target.arguments or ((), {})
     try:
         return found(*positional, **keywords)
-    except Exception as error:
-        raise AppLoadError(f"the factory {text} raised\n{_own_frames(error)}") from error
     except SystemExit as error:
         raise AppLoadError(f"the factory {text} called sys.exit({error.code!r})\n{_own_frames(error)}") from error
+    except BaseException as error:  # KeyboardInterrupt too: our processes ignore SIGINT, so it is the app's own
+        raise AppLoadError(f"the factory {text} raised\n{_own_frames(error)}") from error
 
 
 def _import(name: str, text: str, app_dir: Path) -> ModuleType:
@@ -115,10 +116,10 @@ def _import(name: str, text: str, app_dir: Path) -> ModuleType:
                 f"is the name right, and is the folder the one that contains {name.split('.')[0]!r}?"
             ) from error
         raise AppLoadError(f"importing {name} failed\n{_own_frames(error)}") from error
-    except Exception as error:
-        raise AppLoadError(f"importing {name} failed\n{_own_frames(error)}") from error
     except SystemExit as error:
         raise AppLoadError(f"{name} called sys.exit({error.code!r}) at import\n{_own_frames(error)}") from error
+    except BaseException as error:  # KeyboardInterrupt too: our processes ignore SIGINT, so it is the app's own
+        raise AppLoadError(f"importing {name} failed\n{_own_frames(error)}") from error
 
 
 def _attribute(module: ModuleType, target: Target, text: str) -> Any:
@@ -128,9 +129,13 @@ def _attribute(module: ModuleType, target: Target, text: str) -> Any:
             return functools.reduce(getattr, name.split("."), module)
         except AttributeError:
             continue
-    callables = sorted(name for name, value in vars(module).items() if not name.startswith("_") and callable(value))
+        except BaseException as error:  # a module's __getattr__, a property: the app's code as well
+            raise AppLoadError(f"target {text!r}: looking for {name} raised\n{_own_frames(error)}") from error
+    callables = sorted(
+        name for name, value in namespace_of(module).items() if not name.startswith("_") and callable(value)
+    )
     offer = f"; it has {', '.join(callables[:8])}" if callables else ""
-    raise AppLoadError(f"target {text!r}: module {module.__name__} has no {' or '.join(names)}{offer}")
+    raise AppLoadError(f"target {text!r}: module {target.module} has no {' or '.join(names)}{offer}")
 
 
 def _own_frames(error: BaseException) -> str:
@@ -156,6 +161,18 @@ def detect_interface(app: Any, text: str = "the app") -> Interface:
     """
     if not callable(app):
         raise ConfigError(f"{text} is {type(app).__name__!r}, which is not callable: neither a WSGI nor an ASGI app")
+    try:
+        return _interface(app, text)
+    except ConfigError:
+        raise
+    except BaseException as error:  # proxies raise anything when an attribute is asked for
+        raise ConfigError(
+            f"{text}: cannot tell WSGI from ASGI: looking at it raised {type(error).__name__}: {error}; "
+            "say --interface asgi or --interface wsgi"
+        ) from error
+
+
+def _interface(app: Any, text: str) -> Interface:
     called = _innermost(app)
     if inspect.iscoroutinefunction(called):
         return "asgi"

@@ -231,7 +231,7 @@ class BytecodeRecorder(Recorder):
 
 def _source_loader(name: str, module: ModuleType) -> SourceFileLoader | None:
     """The loader of a module that the import system loaded from a source file of that name, unchanged."""
-    spec = getattr(module, "__spec__", None)
+    spec = imports.spec_of(module)
     if spec is None or spec.name != name or name == "__main__":
         return None
     loader = spec.loader

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
@@ -14,14 +16,19 @@ import msgspec
 from jumpstart import caches
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.records import Reason, Record, Tally
-from jumpstart.runtime import module_dependency
+from jumpstart.runtime import is_as_loaded
 
 logger = logging.getLogger(__name__)
 
 MAX_ENTRY_BYTES = 1024 * 1024
 MAX_TOTAL_BYTES = 32 * 1024 * 1024  # per capture
+MAX_ENTRIES = 2_000  # of one function; the most recently used, which is what the first requests will ask for
+MAX_TOTAL_ENTRIES = 10_000  # per capture; to pickle that many takes half a second
 CONCURRENCY = 8  # recomputations at a time: enough to hide latency, too few to flood a backend at a deploy
 MAX_FAILURES = 2  # boots in which recomputing an entry may fail before it is forgotten
+
+
+_SCALARS = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 class CachedData(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,9 +55,15 @@ def pickled(value: object) -> bytes:
         ValueError: it is larger than `MAX_ENTRY_BYTES`.
         Exception: whatever its pickling raises.
     """
-    import cloudpickle  # not at the top: processes that restore nothing do not need it
+    data: bytes
+    if type(value) in _SCALARS:
+        import pickle
 
-    data: bytes = cloudpickle.dumps(value, 5)
+        data = pickle.dumps(value, 5)  # the same bytes at a tenth of the price
+    else:
+        import cloudpickle  # not at the top: processes that restore nothing do not need it
+
+        data = cloudpickle.dumps(value, 5)
     if len(data) > MAX_ENTRY_BYTES:
         raise ValueError(f"{len(data)} bytes; the limit is {MAX_ENTRY_BYTES}")
     return data
@@ -79,6 +92,71 @@ def unpickled(data: bytes) -> Any:
     return pickle.loads(data)
 
 
+class Memo:
+    """
+    What has been made of the entries of caches, so that a repeated capture costs only what is new.
+
+    An entry is known by the identity of its two objects. They are referred to weakly where that is possible; others,
+    which are plain data, are kept alive until the second capture that does not ask for them. Only those that a capture asked
+    for are known to the next one. Not for use by several threads at a time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[Callable[[], Any], Callable[[], Any], Record | None]] = {}
+        self._asked: dict[tuple[str, int], tuple[Callable[[], Any], Callable[[], Any], Record | None]] = {}
+
+    def begin(self, *, anew: bool) -> None:
+        """Begin a capture; with *anew* nothing is known, as values that are changed in place demand."""
+        self._known, self._asked = {} if anew else self._asked, {}
+
+    def record(self, name: str, entry: object, value: object, make: Callable[[], Record]) -> Record | None:
+        """
+        Return what *make* returned for that entry of the function *name*, or None when it raised then.
+
+        Raises:
+            BaseException: whatever *make* raises, the first time.
+        """
+        place = (name, id(entry))
+        known = self._known.get(place)
+        if known is not None and known[0]() is entry and known[1]() is value:
+            self._asked[place] = known
+            return known[2]
+        record: Record | None = None
+        try:
+            record = make()
+        finally:
+            self._asked[place] = (_reference(entry), _reference(value), record)
+        return record
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+class Budget:
+    """The limits of one capture, over all functions."""
+
+    def __init__(self) -> None:
+        self.entries = MAX_TOTAL_ENTRIES
+        self.bytes = MAX_TOTAL_BYTES
+
+    def limit(self) -> int:
+        """How many entries the next function may bring."""
+        return min(MAX_ENTRIES, self.entries)
+
+    def take(self, record: Record) -> bool:
+        """Whether *record* is within the limits; then it is counted."""
+        size = len(record.data["args"]) + len(record.data.get("value") or b"")
+        if size > self.bytes or not self.entries:
+            return False
+        self.bytes -= size
+        self.entries -= 1
+        return True
+
+
 def version_digest(version: str) -> str:
     return hashlib.sha256(version.encode()).hexdigest()[:16]
 
@@ -98,6 +176,7 @@ class CachedRecorder(Recorder):
     def __init__(self, settings: WarmSettings, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         super().__init__(settings)
         self._now = now
+        self._memo = Memo()
         self._missed: dict[str, Record] = {}  # what this boot had no time for or could not compute
         self._reported: set[str] = set()
 
@@ -116,7 +195,9 @@ class CachedRecorder(Recorder):
             try:
                 args, kwargs = unpickled(data.args)
                 restored = cache.restore(args, kwargs, unpickled(data.value), age)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # unpickling runs the app's code, and a bad record costs that record only
                 tally.drop(record, Reason.FAILED, f"{type(error).__name__}: {error}")
                 continue
             if restored:
@@ -183,46 +264,80 @@ class CachedRecorder(Recorder):
         self._missed[record.key] = msgspec.structs.replace(record, data={**record.data, **changes})
 
     def capture(self, purpose: Purpose) -> list[Record]:
+        """
+        Return the entries of each function, least recently used first, as far as the limits reach.
+
+        Functions whose module's file is no longer what was loaded are left out: their values belong to the old code.
+        """
         records: dict[str, Record] = {}
-        total = 0
+        budget = Budget()
         now = self._now()
+        self._memo.begin(anew=purpose == "ship")
         for cache in caches.registered().values():
             if cache.snapshot is None:
                 continue
-            depends = module_dependency(cache.name.partition(":")[0])
-            for entry in cache.entries(expired=cache.snapshot == "key"):
-                try:
-                    record = _record(cache, entry, depends, now)
-                except Exception as error:  # objects may raise anything when they are pickled
-                    self._report_once(cache.name, error)
-                    continue
-                total += len(record.data["args"]) + len(record.data.get("value") or b"")
-                if total > MAX_TOTAL_BYTES:
-                    self._report_once("the rest", ValueError(f"more than {MAX_TOTAL_BYTES} bytes"))
-                    return list(records.values())
-                records[record.key] = record
+            if not is_as_loaded(cache.depends):
+                self._report_once(cache.name, "its module's source is not the one that was loaded, or not to be found")
+                continue
+            records |= self._captured(cache, budget, now)
         return [*records.values(), *(record for key, record in self._missed.items() if key not in records)]
 
-    def _report_once(self, name: str, error: Exception) -> None:
+    def _captured(self, cache: caches.Cache, budget: Budget, now: datetime) -> dict[str, Record]:
+        newest_first: dict[str, Record] = {}
+        for entry in reversed(cache.entries(expired=cache.snapshot == "key", limit=budget.limit())):
+            try:
+                record = self._memo.record(
+                    cache.name, entry.stored, None, functools.partial(_record, cache, entry, now)
+                )
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # objects may raise anything when they are pickled
+                self._report_once(cache.name, f"{type(error).__name__}: {error}")
+                continue
+            if record is None:
+                continue
+            if not budget.take(record):
+                self._report_once("the rest", f"more than {MAX_TOTAL_BYTES} bytes")
+                break
+            newest_first.setdefault(record.key, record)
+        return dict(reversed(newest_first.items()))
+
+    def _report_once(self, name: str, why: str) -> None:
         if name not in self._reported:
             self._reported.add(name)
-            logger.warning("cached: entries of %s are not recorded: %s: %s", name, type(error).__name__, error)
+            logger.warning("cached: entries of %s are not recorded: %s", name, why)
 
 
 async def _compute(cache: caches.Cache, data: CachedData) -> str | None:
     """Call the cached function as a request would; return what went wrong."""
+    if not cache.is_async:
+        return await asyncio.to_thread(_call, cache, data)
     try:
         args, kwargs = unpickled(data.args)
-        if cache.is_async:
-            await cache.wrapper(*args, **kwargs)
-        else:
-            await asyncio.to_thread(cache.wrapper, *args, **kwargs)
-    except Exception as error:
+        await cache.wrapper(*args, **kwargs)
+    except KeyboardInterrupt:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return repr(error)  # its own, of something that it awaits
+    except BaseException as error:  # sys.exit() in a function may not end the worker
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def _record(cache: caches.Cache, entry: caches.CacheEntry, depends: dict[str, str], now: datetime) -> Record:
+def _call(cache: caches.Cache, data: CachedData) -> str | None:
+    """In a thread, and nothing is raised there: asyncio cannot pass on StopIteration, and would wait for ever."""
+    try:
+        args, kwargs = unpickled(data.args)
+        cache.wrapper(*args, **kwargs)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _record(cache: caches.Cache, entry: caches.CacheEntry, now: datetime) -> Record:
     data: dict[str, Any] = {
         "fn": cache.name,
         "args": pickled_arguments(entry.args, entry.kwargs),
@@ -233,4 +348,4 @@ def _record(cache: caches.Cache, entry: caches.CacheEntry, depends: dict[str, st
         created = datetime.fromtimestamp(now.timestamp() - entry.age, UTC)
         data["created"] = created.isoformat().replace("+00:00", "Z")
     key = f"{cache.name}({caches.stable_digest(entry.args, entry.kwargs)})"
-    return Record(key=key, data=data, depends=depends)
+    return Record(key=key, data=data, depends=cache.depends)

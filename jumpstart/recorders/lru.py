@@ -11,26 +11,32 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import logging
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from jumpstart import caches
+from jumpstart import caches, imports
 from jumpstart.context import cold_event
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
-from jumpstart.recorders.cached import MAX_TOTAL_BYTES, pickled, pickled_arguments, unpickled
+from jumpstart.recorders.cached import MAX_TOTAL_BYTES, Budget, Memo, pickled, pickled_arguments, unpickled
 from jumpstart.records import Reason, Record, Tally
-from jumpstart.runtime import module_dependency
+from jumpstart.runtime import is_as_loaded, loaded_dependency
 
 logger = logging.getLogger(__name__)
 
 Entry = tuple[tuple[Any, ...], dict[str, Any], Any]
+
+
+class _Wrapper(NamedTuple):
+    reference: weakref.ref[Any]
+    depends: dict[str, str]  # on the source that was loaded
 
 
 class LruData(msgspec.Struct, frozen=True):
@@ -64,7 +70,8 @@ class LruCacheRecorder(Recorder):
     def __init__(self, settings: WarmSettings) -> None:
         super().__init__(settings)
         self._seed = _Seed()
-        self._wrappers: dict[str, weakref.ref[Any]] = {}
+        self._wrappers: dict[str, _Wrapper] = {}
+        self._memo = Memo()
         self._missed: dict[str, Record] = {}  # for want of time; the next boot may have more
         self._reported: set[str] = set()
 
@@ -87,7 +94,8 @@ class LruCacheRecorder(Recorder):
                 return original(maxsize, typed)(function)
             wrapper = original(maxsize, typed)(self._shim(function, qualname))
             functools.update_wrapper(wrapper, function)  # so that __wrapped__ is the user's function
-            self._wrappers[f"{module}:{qualname}"] = weakref.ref(wrapper)
+            # Now, while the module is being imported: its file may be another one when the entries are recorded.
+            self._wrappers[f"{module}:{qualname}"] = _Wrapper(weakref.ref(wrapper), loaded_dependency(module))
             return wrapper
 
         @functools.wraps(original)
@@ -124,8 +132,8 @@ class LruCacheRecorder(Recorder):
             if not self._is_named(module, qualname):
                 tally.drop(record, Reason.NOT_APPLICABLE, f"{data.fn} is not named in the configuration")
                 continue
-            reference = self._wrappers.get(data.fn)
-            wrapper = reference() if reference is not None else None
+            known = self._wrappers.get(data.fn)
+            wrapper = known.reference() if known is not None else None
             if wrapper is None:
                 tally.drop(record, Reason.GONE, f"no lru_cache function {data.fn} that could be filled")
             elif tally.out_of_time():
@@ -142,7 +150,9 @@ class LruCacheRecorder(Recorder):
             before = wrapper.cache_info()
             wrapper(*args, **kwargs)
             after = wrapper.cache_info()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # unpickling runs the app's code, and a bad record costs that record only
             tally.drop(record, Reason.FAILED, f"{type(error).__name__}: {error}")
             return
         finally:
@@ -161,42 +171,68 @@ class LruCacheRecorder(Recorder):
         for name, module in list(sys.modules.items()):
             if not self._is_named_module(name):
                 continue
-            for value in list(getattr(module, "__dict__", {}).values()):
-                if type(value) is not functools._lru_cache_wrapper or value.__module__ != name:
+            for value in list(imports.namespace_of(module).values()):
+                if type(value) is not functools._lru_cache_wrapper or getattr(value, "__module__", None) != name:
                     continue
-                function = f"{name}:{value.__qualname__}"
-                if self._is_named(name, value.__qualname__) and function not in self._wrappers:
+                qualname = getattr(value, "__qualname__", None)  # that of a partial object has none
+                function = f"{name}:{qualname}"
+                if qualname and self._is_named(name, qualname) and function not in self._wrappers:
                     self._report_once(function, "it was decorated before Jumpstart could see it")
 
     def _is_named_module(self, module: str) -> bool:
         return any(fnmatchcase(module, pattern.partition(":")[0]) for pattern in self.settings.lru_cache)
 
     def capture(self, purpose: Purpose) -> list[Record]:
+        """
+        Return the entries of each function, least recently used first, as far as the limits reach.
+
+        Functions whose module's file is no longer what was loaded are left out: their values belong to the old code.
+        """
         records: dict[str, Record] = {}
-        total = 0
-        for name, reference in list(self._wrappers.items()):
-            wrapper = reference()
+        budget = Budget()
+        self._memo.begin(anew=purpose == "ship")
+        for name, known in list(self._wrappers.items()):
+            wrapper = known.reference()
             if wrapper is None:
                 continue
-            depends = module_dependency(name.partition(":")[0])
-            for args, kwargs, value in cache_entries(wrapper):
-                try:
-                    data = {"fn": name, "args": pickled_arguments(args, kwargs), "value": pickled(value)}
-                    key = f"{name}({caches.stable_digest(args, kwargs)})"
-                except Exception as error:  # objects may raise anything when they are pickled
-                    self._report_once(name, f"{type(error).__name__}: {error}")
-                    continue
-                total += len(data["args"]) + len(data["value"])
-                if total > MAX_TOTAL_BYTES:
-                    self._report_once("the rest", f"more than {MAX_TOTAL_BYTES} bytes")
-                    return list(records.values())
-                records[key] = Record(key=key, data=data, depends=depends)
+            if not is_as_loaded(known.depends):
+                self._report_once(name, "its module's source is not the one that was loaded, or not to be found")
+                continue
+            records |= self._captured(name, wrapper, known.depends, budget)
         return list((self._missed | records).values())
+
+    def _captured(self, name: str, wrapper: Any, depends: dict[str, str], budget: Budget) -> dict[str, Record]:
+        newest_first: dict[str, Record] = {}
+        typed = wrapper.cache_parameters()["typed"]
+        for key, value in reversed(_newest_pairs(wrapper, budget.limit())):
+            try:
+                make = functools.partial(_record, name, key, value, typed, depends)
+                record = self._memo.record(name, key, value, make)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # objects may raise anything when they are pickled
+                self._report_once(name, f"{type(error).__name__}: {error}")
+                continue
+            if record is None:
+                continue
+            if not budget.take(record):
+                self._report_once("the rest", f"more than {MAX_TOTAL_BYTES} bytes")
+                break
+            newest_first.setdefault(record.key, record)
+        return dict(reversed(newest_first.items()))
 
     def _report_once(self, name: str, why: str) -> None:
         if name not in self._reported:
             self._reported.add(name)
             logger.warning("lru-cache: entries of %s are not recorded: %s", name, why)
+
+
+def _record(name: str, key: Any, value: Any, typed: bool, depends: dict[str, str]) -> Record:
+    arguments = _arguments_of(key, typed=typed)
+    if arguments is None:
+        raise ValueError("a key of unknown form")
+    data = {"fn": name, "args": pickled_arguments(*arguments), "value": pickled(value)}
+    return Record(key=f"{name}({caches.stable_digest(*arguments)})", data=data, depends=depends)
 
 
 def cache_entries(wrapper: Any) -> list[Entry]:
@@ -207,13 +243,24 @@ def cache_entries(wrapper: Any) -> list[Entry]:
     """
     if type(wrapper) is not functools._lru_cache_wrapper:
         return []
-    parameters = wrapper.cache_parameters()
+    typed = wrapper.cache_parameters()["typed"]
+    entries = []
+    for key, value in _newest_pairs(wrapper, None):
+        arguments = _arguments_of(key, typed=typed)
+        if arguments is not None:
+            entries.append((*arguments, value))
+    return entries
+
+
+def _newest_pairs(wrapper: Any, limit: int | None) -> list[tuple[Any, Any]]:
+    """The wrapper's own key objects and results, least recently used first; the *limit* most recently used of them."""
     referents = gc.get_referents(wrapper)
     pairs: list[tuple[Any, Any]] = []
-    if parameters["maxsize"] is None:
+    if wrapper.cache_parameters()["maxsize"] is None:
         for referent in referents:
             if type(referent) is dict and referent is not wrapper.__dict__:
-                pairs = list(referent.copy().items())
+                # In the order of insertion. A copy, in one step: other threads insert.
+                pairs = list(itertools.islice(reversed(referent.copy().items()), limit))[::-1]
                 break
     else:
         # The wrapper's type comes first; then each link of the list gives key, result and its own type.
@@ -222,12 +269,7 @@ def cache_entries(wrapper: Any) -> list[Entry]:
             if type(kind) is not type or kind.__name__ != "_lru_list_elem":
                 break
             pairs.append((key, value))
-    entries = []
-    for key, value in pairs:
-        arguments = _arguments_of(key, typed=parameters["typed"])
-        if arguments is not None:
-            entries.append((*arguments, value))
-    return entries
+    return pairs if limit is None else pairs[max(0, len(pairs) - limit) :]
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from jumpstart import imports
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.records import Reason, Record, Tally
-from jumpstart.runtime import module_dependency
+from jumpstart.runtime import is_as_loaded, loaded_dependency
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +62,15 @@ class ModulesRecorder(Recorder):
     def capture(self, purpose: Purpose) -> list[Record]:
         records = dict(self._restored)
         for name in imports.lazy_imports():
-            if name not in records and _can_be_imported_by_name(name):
-                records[name] = Record(key=name, depends=module_dependency(name))
+            if name in records or not _can_be_imported_by_name(name):
+                continue
+            depends = loaded_dependency(name)
+            if is_as_loaded(depends):
+                records[name] = Record(key=name, depends=depends)
         return list(records.values())
 
 
 def _can_be_imported_by_name(name: str) -> bool:
     """Whether *name* came from a finder, which a module that code has put into `sys.modules` by hand did not."""
-    spec = getattr(sys.modules.get(name), "__spec__", None)
+    spec = imports.spec_of(sys.modules.get(name))
     return name != "__main__" and spec is not None and spec.name == name

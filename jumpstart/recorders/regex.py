@@ -5,6 +5,11 @@ A compiled pattern is a list of integers that `re` hands to the C module ``_sre`
 pattern is compiled and hands it to ``_sre`` again in the next process, without parsing. ``_sre`` checks each list, so a
 damaged one is an exception, and the pattern is compiled as ever.
 
+**Nothing personal.** Once the app is imported, only patterns that stand in the program's text are learnt: a literal of a
+function that is being called, a global or class attribute it can see, or anything that a module compiles while it is
+imported. All others may be made of what a user has typed (``re.escape(query)``, ``fnmatch``). They are neither kept nor
+named, and they are no cold events: a warm process compiles them too.
+
 Two things are replaced, both inside ``re._compiler`` (CPython 3.11 to 3.13): ``compile``, which `re` calls when its own
 cache of 512 patterns has no answer, and the name ``_sre``, to see the arguments of ``_sre.compile``. Where a later
 Python does it differently, nothing is recorded and nothing breaks.
@@ -18,8 +23,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType, ModuleType
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -33,6 +38,9 @@ logger = logging.getLogger(__name__)
 MAX_PATTERNS = 5_000
 MAX_PATTERN = 20_000  # characters
 MAX_CODE = 200_000  # integers of one pattern
+MAX_TOTAL_BYTES = 2 * 1024 * 1024  # of text and code, about 15 times what the frameworks' imports come to together
+MAX_FRAMES = 40  # looked through for a literal: fnmatch and the like are a few calls deep, frameworks' helpers some more
+MAX_FRAMES_GLOBALS = 8  # of these, those whose globals are looked through, which takes longer
 MAX_COMPILED = 450  # lazy patterns put into re's own cache, which holds 512
 
 _UNRECORDED = int(re.DEBUG) | int(re.LOCALE) | 1  # prints; depends on the process's locale; re.TEMPLATE (3.11, 3.12)
@@ -86,6 +94,7 @@ class RegexRecorder(Recorder):
     """
 
     name: ClassVar[str] = "regex"
+    version: ClassVar[int] = 2  # 1 had patterns that were made of users' input
     encoding: ClassVar[Literal["json", "msgpack"]] = "json"
     needs_trust: ClassVar[bool] = True
     runtime_bound: ClassVar[bool] = True
@@ -93,6 +102,8 @@ class RegexRecorder(Recorder):
     def __init__(self, settings: WarmSettings) -> None:
         super().__init__(settings)
         self._entries: dict[Key, _Entry] = {}
+        self._size = 0  # bytes, see `_size_of`
+        self._is_imported = False  # the app: from now on users' input comes in, in whatever thread
         self._original: Callable[..., re.Pattern[Any]] | None = None
         self._passed = threading.local()  # arguments of the last _sre.compile in this thread
 
@@ -118,11 +129,11 @@ class RegexRecorder(Recorder):
         if (type(p) is not str and type(p) is not bytes) or int(flags) & _UNRECORDED or len(p) > MAX_PATTERN:
             return self._original(p, flags)
         key = (type(p), p, int(flags))
-        request = context.current()
+        is_lazy = context.current() is not None
         entry = self._entries.get(key)
         if entry is not None:
             entry.hits += 1
-            entry.lazy = entry.lazy or request is not None
+            entry.lazy = entry.lazy or is_lazy
             if entry.arguments is not None:
                 try:
                     return _sre.compile(*entry.arguments)
@@ -132,20 +143,28 @@ class RegexRecorder(Recorder):
         self._passed.arguments = None
         pattern = self._original(p, flags)
         passed = getattr(self._passed, "arguments", None)
-        if request is not None:
-            context.cold_event("regex", str(p[:80]) if isinstance(p, str) else repr(p[:80]))
         # Parsing can warn, and warning can compile other patterns: the arguments must be those of this one.
-        if passed is not None and passed[0] is p:
-            self._learn(key, passed, lazy=request is not None, known=entry)
+        if entry is None and passed is not None and passed[0] is p and self._learn(key, passed, lazy=is_lazy):
+            context.cold_event("regex", str(p[:80]) if isinstance(p, str) else repr(p[:80]))
         return pattern
 
-    def _learn(self, key: Key, passed: tuple[Any, ...], *, lazy: bool, known: _Entry | None) -> None:
-        if passed[1] & _UNRECORDED or len(passed[2]) > MAX_CODE or known is not None:
-            return
-        if len(self._entries) < MAX_PATTERNS and _is_text(key[1]):
-            entry = _Entry(passed, lazy=lazy)
-            entry.hits = 1
-            self._entries[key] = entry
+    def _learn(self, key: Key, passed: tuple[Any, ...], *, lazy: bool) -> bool:
+        """Whether the pattern was taken up, so that the next process need not compile it."""
+        if passed[1] & _UNRECORDED or len(passed[2]) > MAX_CODE or not _is_text(key[1]):
+            return False
+        if (lazy or self._is_imported) and not is_in_program_text(key[1], sys._getframe(2)):
+            return False
+        entry = _Entry(passed, lazy=lazy)
+        entry.hits = 1
+        return self._keep(key, entry)
+
+    def _keep(self, key: Key, entry: _Entry) -> bool:
+        size = _size_of(entry)
+        if len(self._entries) >= MAX_PATTERNS or self._size + size > MAX_TOTAL_BYTES:
+            return False
+        self._size += size
+        self._entries[key] = entry
+        return True
 
     def restore_early(self, records: Sequence[Record], tally: Tally) -> None:
         for record in records[:MAX_PATTERNS]:
@@ -162,10 +181,12 @@ class RegexRecorder(Recorder):
             elif key not in self._entries:
                 names = tuple(data.index_group)
                 arguments = (key[1], data.all_flags, data.code, data.groups, data.group_index, names)
-                self._entries[key] = _Entry(arguments, lazy=data.lazy, record=record)
+                if not self._keep(key, _Entry(arguments, lazy=data.lazy, record=record)):
+                    tally.drop(record, Reason.TOO_LARGE, f"more than {MAX_TOTAL_BYTES} bytes of patterns")
 
     def restore(self, app: Any, records: Sequence[Record], tally: Tally) -> None:
         """Put the patterns that requests compile into re's cache, and tally what the import made use of."""
+        self._is_imported = True
         compiled = 0
         for record, key, entry in self._of(records):
             if entry.lazy and not entry.hits and not entry.failed and compiled < MAX_COMPILED:
@@ -202,6 +223,64 @@ class RegexRecorder(Recorder):
                 entry.record = _record(key, entry.arguments, lazy=entry.lazy)
             records.append(entry.record)
         return records
+
+
+def _size_of(entry: _Entry) -> int:
+    """Bytes in memory, roughly: text and code's list."""
+    text, _, code, *_ = entry.arguments or ("", 0, ())
+    return len(text) + 8 * len(code)
+
+
+def is_in_program_text(pattern: str | bytes, frame: FrameType | None) -> bool:
+    """
+    Whether *pattern* was written by a programmer: it can be seen in the code that *frame* and its callers run.
+
+    Compared by value: whatever its origin, a text that stands in the code tells nothing about a user. False when in
+    doubt, as for texts put together at run time.
+    """
+    for depth in range(MAX_FRAMES):
+        if frame is None:
+            return False
+        code = frame.f_code
+        if _has(code.co_consts, pattern) or _is_import(frame):
+            return True
+        if depth < MAX_FRAMES_GLOBALS and (_has(frame.f_globals, pattern) or _has_class_attribute(frame, pattern)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _has(values: Iterable[Any], pattern: str | bytes) -> bool:
+    """Whether *pattern* is among *values* (of a dict, too), or in a tuple or frozenset there, which nobody appends to."""
+    kind = type(pattern)
+    for value in list(values.values()) if isinstance(values, dict) else values:
+        found = type(value)
+        if found is kind:
+            if value == pattern:
+                return True
+        elif (found is tuple or found is frozenset) and any(type(each) is kind and each == pattern for each in value):
+            return True
+    return False
+
+
+def _is_import(frame: FrameType) -> bool:
+    """Whether a module's body is being run by the import system: it does so once, whoever asks first."""
+    caller = frame.f_back
+    return (
+        frame.f_code.co_name == "<module>"
+        and caller is not None
+        and caller.f_code.co_filename.startswith("<frozen importlib")
+    )
+
+
+def _has_class_attribute(frame: FrameType, pattern: str | bytes) -> bool:
+    """Whether a method is running whose class has *pattern* for an attribute; what instances have may be anything."""
+    code = frame.f_code
+    if not code.co_argcount:
+        return False
+    own = frame.f_locals.get(code.co_varnames[0])
+    classes = own.__mro__ if type(own) is type else type(own).__mro__
+    return any(_has(dict(vars(each)), pattern) for each in classes[:-1])
 
 
 def _is_text(pattern: str | bytes) -> bool:

@@ -28,11 +28,11 @@ import msgspec
 
 from jumpstart import context
 from jumpstart.context import cold_event
-from jumpstart.imports import when_imported
+from jumpstart.imports import file_of, spec_of, when_imported
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.recorders._app import instances, text_digest, walk
 from jumpstart.records import Reason, Record, Tally
-from jumpstart.runtime import is_app_module, module_dependency
+from jumpstart.runtime import is_app_module, is_as_loaded, loaded_dependency
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +118,17 @@ class OpenapiRecorder(Recorder):
         super().__init__(settings)
         self._app: Any = None
         self._captured: dict[str, tuple[Any, Record]] = {}
+        self._depends: dict[str, str] = {}  # the source of modules as it was loaded
+        self._looked_at: set[str] = set()
+        self._unknown: set[str] = set()  # modules whose source was gone before it could be noted
+        self._distributions: list[str] = []
 
     def restore(self, app: Any, records: Sequence[Record], tally: Tally) -> None:
         if "fastapi.applications" not in sys.modules:
             return
         self._app = app
+        self._distributions = list(_distributions())
+        self._note_modules()
         apps = dict(_fastapi_apps(app))
         for record in records:
             found = apps.get(str(record.data.get("app")))
@@ -133,7 +139,7 @@ class OpenapiRecorder(Recorder):
                 tally.drop(record, Reason.GONE, "no such FastAPI app")
             elif not _is_frameworks_own(found):
                 tally.drop(record, Reason.NOT_APPLICABLE, "the app overrides openapi()")
-            elif record.data.get("routes") != _routes_digest(found):
+            elif record.data.get("routes") != _routes_digest(found, self._distributions):
                 tally.drop(record, Reason.STALE, "routes, settings or installed distributions have changed")
             elif _use_document(found, document):
                 tally.used(record)
@@ -141,7 +147,13 @@ class OpenapiRecorder(Recorder):
                 tally.drop(record, Reason.NO_EFFECT, "this FastAPI builds its document anew")
 
     def capture(self, purpose: Purpose) -> list[Record]:
-        records = []
+        """Return the documents; none when what they were made from is no longer what lies there."""
+        records: list[Record] = []
+        if self._app is None:
+            return records
+        self._note_modules()
+        if not self._is_as_loaded():
+            return records
         for label, app in _fastapi_apps(self._app):
             document = app.openapi_schema
             if document is None or not _is_frameworks_own(app):
@@ -162,11 +174,27 @@ class OpenapiRecorder(Recorder):
                 return None
         except (TypeError, ValueError, msgspec.MsgspecError):  # holds what JSON cannot: not ours to ship
             return None
-        depends: dict[str, str] = {}
+        routes = _routes_digest(app, self._distributions)
+        data = {"app": label, "document": msgspec.json.decode(encoded), "routes": routes}
+        return Record(key=f"openapi:{label}", data=data, depends=dict(self._depends))
+
+    def _note_modules(self) -> None:
+        """Note the source of modules that have come since the last time; as soon as can be, see `loaded_dependency`."""
         for name in self._own_modules():
-            depends.update(module_dependency(name))
-        data = {"app": label, "document": msgspec.json.decode(encoded), "routes": _routes_digest(app)}
-        return Record(key=f"openapi:{label}", data=data, depends=depends)
+            depends = loaded_dependency(name)
+            self._depends.update(depends)
+            spec = spec_of(sys.modules.get(name))
+            if not depends and spec is not None and spec.name == name:  # others were made at run time, from no source
+                self._unknown.add(name)
+
+    def _is_as_loaded(self) -> bool:
+        """Whether what documents are made from is still what this process has loaded."""
+        if self._unknown:
+            logger.info("openapi: no document is recorded: the source of %s is gone", min(self._unknown))
+            return False
+        if self._distributions != list(_distributions()):
+            return False
+        return not self._depends or is_as_loaded(self._depends)  # without: the app is all in distributions
 
     def _own_modules(self) -> Iterator[str]:
         """Modules whose source no distribution's version stands for: the app's, and editable installs."""
@@ -174,8 +202,11 @@ class OpenapiRecorder(Recorder):
         installed = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
         ours = str(Path(__file__).parent.parent) + os.sep
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or name == "__main__" or file.startswith(ours):
+            if name in self._looked_at:
+                continue
+            self._looked_at.add(name)
+            file = file_of(module)
+            if file is None or name == "__main__" or file.startswith(ours):
                 continue
             if (app_dir is not None and is_app_module(name, app_dir)) or not file.startswith(installed):
                 yield name
@@ -232,9 +263,9 @@ def _use_document(app: Any, document: dict[str, Any]) -> bool:
     return False
 
 
-def _routes_digest(app: Any) -> str:
+def _routes_digest(app: Any, distributions: list[str]) -> str:
     """What the document is made from apart from the source of modules."""
-    parts: list[Any] = [list(_distributions()), sys.version]
+    parts: list[Any] = [distributions, sys.version]
     settings = (
         "title",
         "version",
@@ -285,7 +316,7 @@ def _distributions() -> Iterator[str]:
     """Names and versions of what is installed, from folder names alone: reading the metadata takes 100 times longer."""
     for folder in sys.path:
         try:
-            names = [entry.name for entry in Path(folder or ".").iterdir()]
+            names = os.listdir(folder or ".")
         except OSError:  # a zip file, or not there
             continue
         yield from sorted(name for name in names if name.endswith((".dist-info", ".egg-info")))

@@ -78,8 +78,9 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     lines = []
     for name in sorted(environ):
         if name.startswith("JUMPSTART_") and name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            stem = len("JUMPSTART_")  # which all of them share
+            close = difflib.get_close_matches(name[stem:], [each[stem:] for each in known], 1)
+            hint = f"; did you mean JUMPSTART_{close[0]}?" if close else ""
             lines.append(f"{name} is set, and no option is called so{hint}")
     return lines
 

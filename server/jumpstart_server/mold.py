@@ -48,6 +48,8 @@ def main() -> None:
     system.die_with_parent(start.supervisor_pid)
     listeners = [socket.socket(fileno=channel.take_descriptor()) for _ in range(start.listeners)]
     control.set_inheritable(False)
+    heirlooms = _Heirlooms([control, *listeners])
+    os.register_at_fork(after_in_child=heirlooms.drop)
     os.chdir(start.settings.app.chdir or ".")
     sys.argv[:] = ["jumpstart", "serve", start.settings.target]
     set_up_logging(start.settings.server.log_level)
@@ -72,8 +74,26 @@ def main() -> None:
         os._exit(ExitCode.CLEAN)  # the app forked itself and came back: its parent is the mold, this copy is nobody
     system.cancel_dump()
     if start.role == "mold":
-        _serve_forks(channel, start, booted, corpus, listeners)
+        _serve_forks(channel, start, booted, corpus, listeners, heirlooms)
     worker.run(control, start, booted, corpus, listeners, process=f"worker {start.slot}")
+
+
+class _Heirlooms:
+    """
+    Sockets that are for our own forks only.
+
+    A helper that the app forks (multiprocessing, say) would keep port and channels open when all of ours are gone.
+    """
+
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        self.sockets = sockets
+        self.is_our_fork = False
+
+    def drop(self) -> None:
+        """Called in each new child."""
+        if not self.is_our_fork:
+            for sock in self.sockets:
+                sock.close()
 
 
 def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
@@ -100,7 +120,12 @@ def _fail(channel: BlockingChannel, start: Start, code: ExitCode, text: str) -> 
 
 
 def _serve_forks(
-    channel: BlockingChannel, start: Start, booted: Booted, corpus: CorpusRecorder, listeners: list[socket.socket]
+    channel: BlockingChannel,
+    start: Start,
+    booted: Booted,
+    corpus: CorpusRecorder,
+    listeners: list[socket.socket],
+    heirlooms: _Heirlooms,
 ) -> NoReturn:
     with booted.stopwatch.span("audit and freeze"):
         gc.collect()  # what the import left behind would otherwise be frozen with the rest
@@ -115,7 +140,7 @@ def _serve_forks(
             if isinstance(message, Stop):
                 break
             if isinstance(message, Fork):
-                _fork(channel, message, start, booted, corpus, listeners)
+                _fork(channel, message, start, booted, corpus, listeners, heirlooms)
     except ChannelClosedError:
         pass  # the supervisor is gone
     # Not through sys.exit: the app's atexit hooks are for processes that served.
@@ -129,10 +154,13 @@ def _fork(
     booted: Booted,
     corpus: CorpusRecorder,
     listeners: list[socket.socket],
+    heirlooms: _Heirlooms,
 ) -> None:
     descriptor = channel.take_descriptor()
+    heirlooms.is_our_fork = True
     between = os.fork()
     if between:
+        heirlooms.is_our_fork = False
         os.close(descriptor)
         try:
             os.waitpid(between, 0)
@@ -143,6 +171,8 @@ def _fork(
         os._exit(0)  # orphans the worker into the supervisor's hands
     channel.sock.close()
     control = socket.socket(fileno=descriptor)
+    heirlooms.is_our_fork = False
+    heirlooms.sockets = [control, *listeners]
     system.die_with_parent(start.supervisor_pid)
     _disown_children()
     start = msgspec.structs.replace(start, slot=order.slot, replay=order.replay)

@@ -20,14 +20,14 @@ Without any address it listens on 127.0.0.1:8000. Where the environment sets `PO
 
 ## Where a host keeps its state
 
-| what | with `JUMPSTART_HOME` | otherwise | may be deleted |
-| --- | --- | --- | --- |
-| warm-start cache | `$JUMPSTART_HOME/cache` | `$XDG_CACHE_HOME/jumpstart`, by default `~/.cache/jumpstart` | at any time; the next boot is cold |
-| admin sockets | `$JUMPSTART_HOME/state` | `$XDG_STATE_HOME/jumpstart`, by default `~/.local/state/jumpstart` | while no server runs |
-| keys | `$JUMPSTART_HOME/config` | `$XDG_CONFIG_HOME/jumpstart`, by default `~/.config/jumpstart` | no: profiles by them are refused then |
+- The warm-start cache: `$JUMPSTART_HOME/cache`, else `$XDG_CACHE_HOME/jumpstart`, else `~/.cache/jumpstart`. It may be
+  deleted at any time; the next boot is cold then.
+- Admin sockets: `$JUMPSTART_HOME/state`, else `$XDG_STATE_HOME/jumpstart`, else `~/.local/state/jumpstart`.
+- Keys: `$JUMPSTART_HOME/config`, else `$XDG_CONFIG_HOME/jumpstart`, else `~/.config/jumpstart`. Without them, profiles
+  that were signed by them are refused.
 
-`JUMPSTART_HOME` is an environment variable only. A relative one is taken from the current folder; an `XDG_` variable that
-is empty or relative counts as unset. The folders are made when something is stored, for this user alone (mode 0700). A
+`JUMPSTART_HOME` is an environment variable only. A relative one is taken from the current folder. An `XDG_` variable
+that is empty or relative counts as unset. The folders are made when something is stored, for this user alone (0700). A
 folder that cannot be written costs one line at start and a cold boot next time; the server runs all the same.
 """
 

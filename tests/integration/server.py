@@ -18,7 +18,7 @@ What it does by itself
   at the end, which pytest shows when the test fails.
 - Leaving ``with`` stops a server that still runs with SIGTERM and asserts exit code 0 (a test that ends it otherwise
   does so itself, and says with `wait` which code it expects), then asserts that no process of it is left: each carries
-  ``JUMPSTART_TEST_ID`` in its environment. What is left is killed, and the test fails.
+  ``TEST_OF_JUMPSTART`` in its environment. What is left is killed, and the test fails.
 - A session and process group of its own: ``os.killpg(server.pid, …)`` is Ctrl-C in a terminal.
 
 Wait with `wait_until`, never with a bare sleep.
@@ -54,7 +54,7 @@ ROOT = Path(__file__).parents[2]
 APPS = ROOT / "tests" / "apps"
 COMMAND = Path(sys.executable).parent / "jumpstart"
 
-MARKER = "JUMPSTART_TEST_ID"
+MARKER = "TEST_OF_JUMPSTART"  # not JUMPSTART_…: no option is called so, and the server would say it
 READY_TIMEOUT = 30.0  # seconds; a boot takes half a second on an idle machine
 STOP_TIMEOUT = 15.0
 GONE_TIMEOUT = 3.0  # for what a killed supervisor leaves to the kernel

@@ -230,6 +230,8 @@ def test_of_two_servers_one_is_chosen(serve: Serve, app_dir: Path, home: Path, t
             assert "2 servers run; choose one:" in asked.stderr
             choices = [line.split("--admin ")[1] for line in asked.stderr.splitlines() if "--admin " in line]
             assert len(choices) == 2
+            for server in (one, two):
+                assert f"pid {server.pid}, plain:app at {server.url}: --admin unix:" in asked.stderr
         pids = set()
         for choice in choices:
             chosen = run_command("status", "--admin", choice, "--json", home=home)

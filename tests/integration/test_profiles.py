@@ -588,3 +588,83 @@ def test_nothing_personal_is_inside(
             assert secret.encode() not in content, secret
     assert b"GET /search?q=habour" in inflated
     assert b"POST" not in b"".join(line for line in inflated.splitlines() if b'"target"' in line)
+
+
+# -- builds that meet failures, and the recipe of the README --
+
+PLAIN = """
+import os
+
+STATUS = {"/ok": "200 OK", "/no": "404 Not Found", "/bad": "500 Internal Server Error"}
+
+def app(environ, start_response):
+    start_response(STATUS.get(environ["PATH_INFO"], "200 OK"), [])
+    return [os.getcwd().encode()]
+"""
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "js_plain.py").write_text(PLAIN)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "code"),
+    [
+        (["/ok"], [], 0),
+        (["/ok", "/bad"], [], 1),
+        (["/ok", "/bad"], ["--allow-failures"], 0),
+        (["/bad"], [], 1),
+    ],
+)
+def test_a_build_whose_requests_fail_says_so_with_its_exit_code(
+    plain: Path, tmp_path: Path, home: Path, paths: list[str], options: list[str], code: int
+) -> None:
+    home.mkdir()
+    requests, file = tmp_path / "requests.toml", tmp_path / "x.jumpstart"
+    requests.write_text("".join(f'[[request]]\npath = "{path}"\n' for path in paths))
+    words = ("js_plain", "--app-dir", str(plain), "--requests", str(requests), "-o", str(file))
+    done = run_command("build", *words, *options, home=home)
+    assert done.returncode == code, done.stderr
+    assert ("request failed: GET /bad: answered 500" in done.stderr) is ("/bad" in paths)
+    assert (f"1 requests failed; {file} is written all the same" in done.stderr) is ("/bad" in paths)
+    assert run_command("profile", "verify", str(file), home=home).returncode == 0
+
+
+def test_the_recipe_of_the_readme(serve: Serve, plain: Path, tmp_path: Path, home: Path) -> None:
+    """Keys shown where profiles are made, trusted where they are used; ``shop`` and ``shop:app`` are one app."""
+    ci = tmp_path / "ci"
+    ci.mkdir()
+    home.mkdir()
+    file, public = tmp_path / "x.jumpstart", tmp_path / "fleet.pub"
+    public.write_text(run_command("keys", "show", home=ci).stdout)
+    requests = tmp_path / "requests.toml"
+    requests.write_text('[[request]]\npath = "/ok"\n')
+    words = ("js_plain", "--chdir", str(plain), "--requests", str(requests), "-o", str(file))
+    built = run_command("build", *words, home=ci)
+    assert built.returncode == 0, built.stderr
+    with serve("js_plain:app", "--profile", str(file), app_dir=plain) as server:
+        server.wait_for_line(r"unknown-key .*jumpstart keys show > FILE.*jumpstart keys trust FILE")
+    assert run_command("keys", "trust", str(public), home=home).returncode == 0
+    with serve("js_plain:app", "--profile", str(file), "--require-warm", app_dir=plain) as server:
+        assert reasons(server) == set()
+
+
+@pytest.mark.parametrize("fork", ["auto", "never"])
+def test_the_app_runs_in_the_folder_that_chdir_names(serve: Serve, plain: Path, fork: str) -> None:
+    with serve("js_plain", "--chdir", str(plain), "--fork", fork, app_dir=None) as server:
+        assert server.get("/").text == str(plain)
+
+
+def test_a_cache_that_cannot_be_written_costs_one_line(serve: Serve, plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    env = {"JUMPSTART_HOME": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    home = tmp_path / "state" / "jumpstart"
+    with serve("js_plain", app_dir=plain, env=env, home=home) as server:
+        server.wait_for_line(r"not used: warm-start cache: unreadable \(nothing can be kept for the next start: ")
+        assert server.get("/").status_code == 200
+        assert "unreadable" in reasons(server)
+    assert len(re.findall("WARNING", server.stderr)) == 1, server.stderr

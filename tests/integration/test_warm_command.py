@@ -175,7 +175,7 @@ def test_a_budget_that_is_too_short(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((), "name the requests with"),
+        ((), "which requests? Name them with --requests"),
         (("--requests", "a", "--profile", "b"), "not both"),
         (("--requests", "/no/such/file.toml"), "cannot be read"),
         (("--requests", "CALM", "--budget", "0"), "must be over 0"),

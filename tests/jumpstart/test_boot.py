@@ -131,6 +131,32 @@ def test_an_empty_cache_is_nothing_wrong(host: Host) -> None:
     assert (state.sections, state.refusals, state.sources) == ({}, [], [])
 
 
+@pytest.mark.parametrize("below", ["warm-start", "jumpstart/warm-start"])
+def test_a_cache_that_cannot_be_kept_is_said_at_once_and_made_by_nobody(host: Host, below: str) -> None:
+    """As where ~/.cache is a file; nothing was lost for this boot."""
+    (host.root / "cache").write_text("")
+    state = find_state(host.settings(warm_start=str(host.root / "cache" / below)), host.recorders)
+    assert state.refusals == [state.unkept]
+    assert state.unkept is not None and state.unkept.reason is Reason.UNREADABLE
+    assert f"{host.root / 'cache'} is not a folder" in state.unkept.detail
+    assert "JUMPSTART_HOME" in state.unkept.detail and "--no-warm-start" in state.unkept.detail
+
+
+def test_a_read_only_home_is_said_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "supports_effective_ids", {os.access})
+    assert found(host, host.settings(warm_start=str(host.root / "x"))) == ({}, [("warm-start cache", "unreadable")])
+    assert found(host, host.settings()) == ({}, [])
+
+
+def test_an_emptied_database_is_damaged_and_not_new(host: Host) -> None:
+    settings = host.settings(warm_start=str(host.root / "warm"))
+    host.cache(settings, {"names": [A]})
+    (host.root / "warm" / "cache.db").write_bytes(b"")
+    assert found(host, settings) == ({}, [("warm-start cache", "damaged")])
+    assert found(host, settings) == ({}, [])  # it was moved aside
+
+
 def test_profile_and_cache_apply_together(host: Host) -> None:
     settings = host.settings(
         profile=host.profile({"names": [A, B], "code": [Record(key="x", data={"b": b"\0"})]}),
@@ -159,6 +185,7 @@ def test_an_app_without_a_name_goes_by_target_and_folder() -> None:
 
     assert key() == key()
     assert len({key(), key(target="a:c"), key(app_dir="/y"), key(tenant="t"), key(name="n")}) == 5
+    assert key(target="a") == key(target="a:") == key(target="a:app") != key(target="a:application")
     assert key(name="n", app_dir="/release-1") == key(name="n", app_dir="/release-2")
 
 
@@ -442,6 +469,27 @@ def test_a_boot_that_must_be_warm_and_is_not_is_refused_with_the_reason(host: Ho
 def test_a_boot_that_must_be_warm_and_is_goes_on(host: Host) -> None:
     outcome = boot_apart(host.settings(require_warm=True, profile=host.profile({"names": [A]})))
     assert outcome.report.used == 1
+
+
+@pytest.mark.slow
+def test_no_place_for_the_next_start_is_no_reason_against_a_warm_one(host: Host) -> None:
+    """A profile on a read-only host: warm, and a line about the cache."""
+    (host.root / "file").write_text("")
+    cache = str(host.root / "file" / "warm-start")
+    settings = host.settings(require_warm=True, profile=host.profile({"names": [A]}), warm_start=cache)
+    assert boot_apart(settings).report.used == 1
+    document = boot_apart(msgspec.structs.replace(settings, profile="")).document
+    assert document["error"] == "ColdBootRefusedError"
+    assert "nothing can be kept for the next start" in document["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("named", "warned"), [("asgi", True), ("wsgi", False), (None, False)])
+def test_an_interface_that_the_app_certainly_has_not_is_warned_of(
+    host: Host, named: Literal["asgi", "wsgi"] | None, warned: bool
+) -> None:
+    outcome = boot_apart(host.settings(interface=named))
+    assert ("looks like WSGI by its signature, and --interface says ASGI" in outcome.stderr) is warned
 
 
 @pytest.mark.slow

@@ -124,6 +124,21 @@ def test_a_cold_boot_is_called_cold() -> None:
     assert "cold" in line and "records 0 used" in line and "unknown" in line and "dropped" not in line
 
 
+@pytest.mark.parametrize(
+    ("used", "warmup", "words"),
+    [
+        (0, None, "unknown (nothing recorded yet)"),
+        (0, WarmupReport(), "unknown (nothing recorded yet)"),
+        (3, WarmupReport(), "unknown (no requests recorded)"),
+        (3, WarmupReport(replay=False), "not measured (replay is off)"),
+        (0, WarmupReport(coverage=0.0), "0%"),
+    ],
+)
+def test_coverage_that_is_not_known_says_why(used: int, warmup: WarmupReport | None, words: str) -> None:
+    report = BootReport(target="a:b", sections=[section("x", used)], warmup=warmup)
+    assert report.summary().startswith(f"warm coverage {words} · ")
+
+
 def test_a_refusal_reads_as_a_sentence() -> None:
     assert str(Refusal("profile x", Reason.TOO_OLD, "3 days")) == "profile x: too-old (3 days)"
     assert str(Refusal("profile x", Reason.ABSENT)) == "profile x: absent"

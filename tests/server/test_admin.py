@@ -24,6 +24,7 @@ from jumpstart.report import BootReport, Refusal, SectionReport, Span
 from jumpstart.trust import KeyRing
 from jumpstart_server.addresses import SUN_PATH_LIMIT, Address
 from jumpstart_server.admin import PROFILE_TYPE, admin_address, admin_app, clean_stale, run_folder, serve_admin
+from jumpstart_server.cli.status import describe_status
 from jumpstart_server.lifecycle import State, Worker
 from jumpstart_server.messages import Section, Stats
 from jumpstart_server.processes import Member
@@ -32,7 +33,7 @@ from jumpstart_server.supervisor import Supervisor
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
 
 OBSERVED = ObserverSnapshot(
-    routes={"GET /": RouteStats(requests=4, cold_requests=1, cold_events={"import": 2})},
+    routes={"GET /": RouteStats(requests=4, cold_requests=1, errors=1, cold_events={"import": 2})},
     warmup={"GET /": RouteStats(requests=9)},
 )
 REPORT = BootReport(
@@ -76,6 +77,7 @@ class FakeSupervisor:
         self.restarts = 0
         self.generation = 1
         self.capture_error: JumpstartError | None = None
+        self.answers = False
 
     def serve(self) -> None:
         worker = Member(Worker(0, 1, State.SERVING, pid=41))
@@ -101,6 +103,9 @@ class FakeSupervisor:
         return [Span(name="import the app", process="mold 1", start_s=0.1, duration_s=0.5)]
 
     async def observed(self) -> ObserverSnapshot:
+        if self.answers:
+            for member in self.accepting:
+                member.stats = Stats(number=2, observed=OBSERVED)
         return OBSERVED
 
     async def capture(self) -> dict[str, Section]:
@@ -169,7 +174,26 @@ def test_the_status_page_tells_the_workers_and_the_traffic(pages: Pages) -> None
         (0, "serving", 3),
         (1, "booting", 0),
     ]
-    assert (document["requests"], document["cold_events"], document["warm_coverage"]) == (4, 2, 0.75)
+    assert (document["requests"], document["errors"]) == (4, 1)
+    assert (document["cold_events"], document["warm_coverage"]) == (2, 0.75)
+
+
+def test_a_worker_that_does_not_answer_is_marked_and_its_numbers_are_old(pages: Pages) -> None:
+    pages.supervisor.serve()
+    silent, new = pages("/status").json()["workers"]
+    assert (silent["stale"], new["stale"]) == (True, False)  # nothing is expected of one that is not ready
+    pages.supervisor.answers = True
+    answering, _ = pages("/status").json()["workers"]
+    assert answering["stale"] is False
+
+
+def test_the_text_tells_boot_and_traffic_apart_and_counts_errors(pages: Pages) -> None:
+    pages.supervisor.serve()
+    text = "\n".join(describe_status(pages("/status").json()))
+    assert "\nat boot: warm coverage unknown" in text
+    assert "real requests since: 4, errors 1, cold events 2, 75.0% of them warm" in text
+    assert "4 × GET /, mean 0.0 ms, errors 1, cold requests 1" in text
+    assert "worker 0 pid 41 serving, threads 3, does not answer: its numbers are old" in text
 
 
 def test_the_metrics_page_is_for_prometheus(pages: Pages) -> None:
@@ -283,6 +307,29 @@ def test_it_serves_until_it_is_cancelled_and_leaves_nothing_behind(folder: Path)
 
     asyncio.run(limited())
     assert not path.exists()
+
+
+def test_what_dead_servers_left_is_removed_when_one_starts(folder: Path) -> None:
+    supervisor: Any = FakeSupervisor(settings_for(folder))
+    address = admin_address(supervisor.settings)
+    assert address is not None
+    left = Path(address.path).with_name("1.sock")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+
+    async def main() -> None:
+        serving = asyncio.create_task(serve_admin(supervisor))
+        async with asyncio.timeout(20):
+            while True:
+                await asyncio.sleep(0.005)
+                if Path(address.path).exists() and not left.exists():
+                    break
+        assert clean_stale(left.parent) == [Path(address.path)]  # it listens as soon as it is there
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+    asyncio.run(main())
 
 
 def test_an_address_that_is_taken_is_said_so_and_left_to_its_owner(folder: Path) -> None:

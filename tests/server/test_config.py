@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import os
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jumpstart.errors import ConfigError
 from jumpstart_server.cli import settings_of
-from jumpstart_server.config import environment, load_settings, paths_of_host
-from jumpstart_server.settings import Option, Settings, declared_options
+from jumpstart_server.config import environment, load_settings, paths_of_host, unknown_variables
+from jumpstart_server.settings import Option, Settings, allowed_values, declared_options
 
 OPTIONS = {f"{option.section}.{option.key}": option for option in declared_options()}
-CHECKED_TOGETHER = ("ssl_certfile", "ssl_keyfile", "warmup", "lru_cache", "root_path", "admin")
+CHECKED_TOGETHER = ("ssl_certfile", "ssl_keyfile", "warmup", "lru_cache", "root_path", "admin", "chdir", "disable")
 """Their last check comes when all sources are merged, and names the flag."""
 
 
@@ -221,7 +223,7 @@ def test_a_tenant_that_is_not_there_is_an_error_that_lists_them(desk: Desk) -> N
     path = desk.file(TWO)
     assert desk.refused(tenant="ml") == f"--tenant ml: {path} has web, genai"
     path.unlink()
-    assert desk.load(tenant="ml").tenant_name == "ml"
+    assert "--tenant ml: there is no jumpstart.toml here" in desk.refused(tenant="ml")
 
 
 def test_tenants_that_are_no_tables_are_an_error(desk: Desk) -> None:
@@ -273,12 +275,12 @@ def test_a_section_that_is_no_table_is_an_error(desk: Desk) -> None:
         ("[tenants.web]\nworkers = 0", ["[tenants.web] workers", "0 is not allowed", ">= 1"]),
         ("[tenants.web]\nport = 70000", ["[tenants.web] port", "70000", "<= 65535"]),
         ("[tenants.web]\nkeep_alive = -1", ["[tenants.web] keep_alive", "(s)", ">= 0"]),
-        ("[tenants.web]\nworkers = '3'", ["[tenants.web] workers", "'3'", "int"]),
+        ("[tenants.web]\nworkers = '3'", ["[tenants.web] workers", "'3'", "write a whole number >= 1 and <= 1024"]),
         ("[tenants.web]\nthreads = true", ["[tenants.web] threads", "True"]),
         ("[tenants.web]\nfork = 'maybe'", ["[tenants.web] fork", "'maybe'", "one of auto, never"]),
-        ("[tenants.web]\nbind = [1]", ["[tenants.web] bind", "str"]),
+        ("[tenants.web]\nbind = [1]", ["[tenants.web] bind", "write text, or a list of texts"]),
         ("[profile]\nmax_age = 0", ["[profile] max_age", "(s)", "> 0"]),
-        ("[profile]\nwarm_start = 'yes'", ["[profile] warm_start", "bool"]),
+        ("[profile]\nwarm_start = 'yes'", ["[profile] warm_start", "write on or off (true or false)"]),
         ("[app]\ntarget = ''", ["[app] target", "empty"]),
         ("[tenants.web]\nkeep_alive = inf", ["[tenants.web] keep_alive", "(s)", "inf"]),
         ("[tenants.web]\nkeep_alive = nan", ["[tenants.web] keep_alive", "(s)", "nan"]),
@@ -296,7 +298,7 @@ def test_a_wrong_value_names_file_key_and_what_is_allowed(desk: Desk, text: str,
     [
         ({"tenant.workers": "many"}, {}, ["-w", "'many'"]),
         ({"tenant.keep_alive": "inf"}, {}, ["--keep-alive", "'inf'", "(s)"]),
-        ({"tenant.port": "null"}, {}, ["--port", "'null'"]),
+        ({"tenant.port": "null"}, {}, ["--port", "'null'", "write a whole number >= 0 and <= 65535"]),
         ({}, {"JUMPSTART_WORKERS": "0"}, ["JUMPSTART_WORKERS", "'0'", ">= 1"]),
         ({}, {"PORT": "http"}, ["PORT", "'http'"]),
         ({}, {"JUMPSTART_WARM_START": "perhaps"}, ["JUMPSTART_WARM_START", "'perhaps'"]),
@@ -347,6 +349,78 @@ def test_combinations_that_cannot_work_are_refused(desk: Desk, given: dict[str, 
 def test_a_slash_at_the_end_of_the_root_path_is_no_part_of_it(desk: Desk) -> None:
     assert desk.load({"tenant.root_path": "/shop/"}).tenant.root_path == "/shop"
     assert desk.load({"tenant.root_path": "/"}).tenant.root_path == ""
+
+
+def test_no_error_speaks_in_types(desk: Desk) -> None:
+    for option in OPTIONS.values():
+        words = allowed_values(option)
+        assert not any(sign in words for sign in ("int", "float", "bool", "str", "null", "|", "`")), words
+        assert option.type is str or words != "text"
+    assert allowed_values(OPTIONS["tenant.keep_alive"]) == "a number >= 0"
+
+
+# -- folders --
+
+
+def test_chdir_is_an_option_of_its_own_and_the_apps_folder_by_default(desk: Desk) -> None:
+    (desk.folder / "site").mkdir()
+    found = desk.load({"app.chdir": "site"})
+    assert (found.app.chdir, found.app.app_dir) == (str(desk.folder / "site"),) * 2
+    found = desk.load({"app.chdir": "site", "app.app_dir": "src"})
+    assert found.app.app_dir == str(desk.folder / "src")
+    assert (desk.load().app.chdir, desk.load().app.app_dir) == ("", str(desk.folder))
+
+
+def test_a_folder_to_change_to_must_be_there(desk: Desk) -> None:
+    assert "--chdir" in desk.refused({"app.chdir": "none"})
+    desk.file("", "file")
+    assert "--chdir" in desk.refused({"app.chdir": "file"})
+
+
+# -- slips of the hand --
+
+
+def test_a_variable_that_is_no_option_is_named_with_what_was_meant() -> None:
+    assert unknown_variables({"JUMPSTART_HOME": "/x", "JUMPSTART_WORKERS": "2", "WORKER": "2"}) == []
+    (line,) = unknown_variables({"JUMPSTART_WORKER": "2"})
+    assert line == "JUMPSTART_WORKER is set, and no option is called so; did you mean JUMPSTART_WORKERS?"
+    (line,) = unknown_variables({"JUMPSTART_ZZZZZZZZZZ": "2"})
+    assert "did you mean" not in line
+    assert all(unknown_variables({option.env: "1"}) == [] for option in OPTIONS.values())
+
+
+def test_a_recorder_that_nobody_knows_is_an_error_that_lists_those_that_are(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = desk.refused({"profile.disable": ("regexp",)})
+    assert "--disable-recorder regexp: unknown; did you mean 'regex'?" in text
+    assert "bytecode, cached, corpus, django" in text
+    assert desk.load({"profile.disable": ("regex", "jinja-bytecode", "corpus")}).profile.disable[0] == "regex"
+
+
+def test_plug_ins_may_call_their_recorders_as_they_like(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry_point = importlib.metadata.EntryPoint("good", "good:Good", "jumpstart.recorders")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry_point])
+    assert desk.load({"profile.disable": ("good",)}).profile.disable == ("good",)
+    assert caplog.text == ""
+    desk.load({"profile.disable": ("its-own-name",)})
+    assert "--disable-recorder its-own-name: unknown" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        ("fl_app.py", "fl_app:app"),
+        ("fl_app.py:site", "fl_app:site"),
+        ("src/fl_app.py", "fl_app:app --app-dir src"),
+    ],
+)
+def test_a_file_as_the_app_is_answered_with_the_module(target: str, meant: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        settings_of(target, None, None, {})
+    assert caught.value.message.endswith(f": {meant}")
 
 
 # -- the host --

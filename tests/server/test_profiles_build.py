@@ -24,7 +24,7 @@ from jumpstart_server.messages import (
     WorkerReady,
     encode,
 )
-from jumpstart_server.profiles import _await_capture, build, pack
+from jumpstart_server.profiles import Built, _await_capture, build, pack
 from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings, Settings, TenantSettings
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
 
@@ -113,6 +113,14 @@ def test_a_builder_that_cannot_boot_is_heard_with_its_kind_of_error(
     with pytest.raises(error, match="the traceback") as caught:
         hear(tmp_path, BootFailed(exit_code=code, text="the traceback"))
     assert type(caught.value) is error
+
+
+def test_a_build_succeeds_when_nothing_failed_and_something_was_taught() -> None:
+    def built(requests: int, failures: int = 0, rejected: int = 0) -> bool:
+        return Built(b"", {}, requests, ["x"] * failures, ["y"] * rejected).succeeded
+
+    assert built(0) and built(3) and built(3, rejected=2)
+    assert not built(3, failures=1) and not built(3, rejected=3)
 
 
 # -- real builders --

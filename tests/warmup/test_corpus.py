@@ -14,7 +14,6 @@ from jumpstart.errors import ConfigError
 from jumpstart.recorder import WarmSettings
 from jumpstart.records import Reason, Record, Tally, merge
 from jumpstart_warmup.corpus import (
-    KEPT_HEADERS,
     MAX_PER_ROUTE,
     MAX_ROUTES,
     CorpusRecorder,
@@ -23,6 +22,7 @@ from jumpstart_warmup.corpus import (
     read_requests,
     scrub,
 )
+from jumpstart_warmup.targets import KEPT_HEADERS
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -119,7 +119,7 @@ def test_only_content_negotiation_is_kept_of_the_headers() -> None:
         "/product/42?page=2",
         [
             (b"Accept", b"text/html"),
-            (b"accept", b"second/one"),
+            (b"accept", b"text/plain"),
             ("Accept-Language", "de"),
             (b"cookie", b"session=1"),
             (b"authorization", b"Bearer x"),
@@ -141,65 +141,6 @@ def test_the_host_is_kept_only_where_the_operator_listed_it() -> None:
     other = scrub("GET", "/", headers, hosts={"other.example"})
     assert other is not None
     assert other.headers == ()
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "/?token=1",
-        "/?access_token=1",
-        "/?apiKey=1",
-        "/?api_key=1",
-        "/?X-Amz-Signature=1",
-        "/?sig=1",
-        "/?code=1",
-        "/?a=1&Password=2",
-        "/?auth=1",
-        "/?user_email=1",
-        "/?sessionid=1",
-        "/?PHPSESSID=1",
-        "/?q=me%40example.com",
-        "/?%74oken=1",
-        "/?a=1;token=2",
-        "/?next=eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmN",
-        "/reset/MQ/c3x-abc",
-        "/password-reset/abc",
-        "/invite/abc",
-        "/u/me@example.com",
-        "/share/d41d8cd98f00b204e9800998ecf8427e",
-        "/a%00b",
-        "/a%0d%0ab",
-        "/a b",
-        "/ä",
-        "/a#b",
-        "*",
-        "http://other/",
-        "",
-        "/" + "a" * 3000,
-    ],
-)
-def test_a_target_that_may_hold_a_secret_is_not_recorded(target: str) -> None:
-    assert scrub("GET", target, ()) is None
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "/",
-        "/product/42?view=full&page=2&sort=price",
-        "/users/42",
-        "/account/settings",
-        "/blog/2024/how-to-make-good-pasta-in-10-minutes-at-home",
-        "/order/123e4567-e89b-12d3-a456-426614174000",
-        "/books?author=Le+Guin&q=dispossessed",
-        "/@alice",
-        "/search?q=%E6%97%A5%E6%9C%AC",
-    ],
-)
-def test_an_ordinary_target_is_recorded_as_it_is(target: str) -> None:
-    request = scrub("HEAD", target, ())
-    assert request is not None
-    assert request.path == target
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "get", "OPTIONS", ""])
@@ -251,7 +192,7 @@ def test_what_traffic_asked_for_comes_back_by_route_and_frequency() -> None:
     corpus = recorder()
     for target, times in (("/p/1", 3), ("/p/2", 5), ("/", 4), ("/p/3", 1)):
         for _ in range(times):
-            corpus.observe_request("/" if target == "/" else "/p/{id}", "GET", target, [(b"accept", b"a/b")])
+            corpus.observe_request("/" if target == "/" else "/p/{id}", "GET", target, [(b"accept", b"text/csv")])
     corpus.observe_request("/p/{id}", "GET", "/p/4?token=x", ())
     corpus.observe_request("/p/{id}", "POST", "/p/4", ())
     records = corpus.capture("ship")
@@ -261,7 +202,12 @@ def test_what_traffic_asked_for_comes_back_by_route_and_frequency() -> None:
         ("GET /p/1", 3),
         ("GET /p/3", 1),
     ]
-    assert records[0].data == {"route": "/p/{id}", "method": "GET", "target": "/p/2", "headers": [["accept", "a/b"]]}
+    assert records[0].data == {
+        "route": "/p/{id}",
+        "method": "GET",
+        "target": "/p/2",
+        "headers": [["accept", "text/csv"]],
+    }
     through_json = msgspec.json.decode(msgspec.json.encode(records), type=list[Record])
     replay, tally = restored(through_json)
     assert tally.used_keys == {record.key for record in records}
@@ -269,7 +215,7 @@ def test_what_traffic_asked_for_comes_back_by_route_and_frequency() -> None:
     assert [request.path for request in replay.requests_for_warmup(10)] == wanted
     assert [request.path for request in corpus.requests_for_warmup(10)] == wanted
     assert [request.path for request in replay.requests_for_warmup(2)] == wanted[:2]
-    assert replay.requests_for_warmup(1)[0].headers == (("accept", "a/b"),)
+    assert replay.requests_for_warmup(1)[0].headers == (("accept", "text/csv"),)
     assert replay.requests_for_warmup(0) == []
 
 
@@ -318,10 +264,20 @@ def test_a_bad_record_costs_that_record(data: dict[str, object]) -> None:
     assert [request.path for request in corpus.requests_for_warmup(9)] == ["/g"]
 
 
+def test_a_route_that_no_message_could_hold_is_spelt_out() -> None:
+    corpus = recorder()
+    for _ in range(2):
+        corpus.observe_request("/\udcff/{}", "GET", "/%FF/1", ())
+        corpus.observe_request("/a\udcff", "GET", "/a", ())
+    (record,) = corpus.capture("host")
+    assert (record.key, record.weight, record.data["route"]) == ("GET /a", 2, "/a\\udcff")
+    msgspec.json.encode(record)
+
+
 def test_a_forged_profile_cannot_smuggle_headers_in() -> None:
-    data = {"route": "/", "method": "GET", "target": "/", "headers": [["cookie", "a=b"], ["accept", "a/b"]]}
+    data = {"route": "/", "method": "GET", "target": "/", "headers": [["cookie", "a=b"], ["accept", "text/csv"]]}
     corpus, _ = restored([Record(key="GET /", data=data)])
-    assert corpus.requests_for_warmup(1)[0].headers == (("accept", "a/b"),)
+    assert corpus.requests_for_warmup(1)[0].headers == (("accept", "text/csv"),)
 
 
 def test_tables_are_bounded_and_the_hot_ones_stay() -> None:

@@ -169,16 +169,69 @@ def test_a_long_body_is_left_and_counts(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_a_host_that_hangs_ends_by_the_timeout() -> None:
+@pytest.mark.parametrize(
+    ("budget_s", "timeout_s", "words"), [(0.5, 0.2, "longer than 0.2 s"), (0.3, 30, "longer than the budget's last 0.")]
+)
+def test_a_host_that_hangs_ends_by_the_timeout_or_by_the_budget(budget_s: float, timeout_s: float, words: str) -> None:
     with socket.socket() as listener:  # accepts in the kernel, never answers
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         begun = time.monotonic()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        warmth = warm_host(url, [WarmRequest()], budget_s=0.3, timeout_s=0.3)
-        assert time.monotonic() - begun < 3
+        warmth = warm_host(url, [WarmRequest()] * 9, budget_s=budget_s, timeout_s=timeout_s)
+        assert time.monotonic() - begun < budget_s + 1
     assert not warmth.warm
-    assert "GET / took longer than 0.3 s" in warmth.reason
+    assert warmth.requests[0].error is not None
+    assert words in warmth.requests[0].error
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A host that says *answer* to everything."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def run() -> None:
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    if connection.recv(9999) == b"stop":
+                        return
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            with socket.create_connection(listener.getsockname()) as last:
+                last.sendall(b"stop")
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "header", [b"Location: http://\xff\xfe[::bad", b"Location: http://x:y/", b"Location: ", b"Set-Cookie: \xff=\x80"]
+)
+def test_broken_headers_that_nobody_needs_are_no_errors(header: bytes) -> None:
+    with answering(b"HTTP/1.1 302 Found\r\n%b\r\nContent-Length: 0\r\n\r\n" % header) as url:
+        warmth = warm_host(url, [WarmRequest()], budget_s=20)
+    assert warmth.warm, warmth.reason
+    assert warmth.requests[0].status == 302
+
+
+@pytest.mark.slow
+def test_what_is_said_about_errors_can_be_encoded() -> None:
+    with answering(b"\xff\xfe\r\n\r\n") as url:
+        warmth = warm_host(url, [WarmRequest()], budget_s=0.2)
+    assert warmth.requests[0].error is not None
+    warmth.requests[0].error.encode()
+    warmth = warm_host("unix:/nowhere/\udcff", [WarmRequest()], budget_s=0.2)
+    assert warmth.url == "unix:/nowhere/\\udcff"
+    assert "connection refused" in warmth.reason or "cannot connect" in warmth.reason
+    warmth.reason.encode()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 from flask import Flask
@@ -135,6 +136,35 @@ def test_what_the_app_raises_is_a_counted_failure() -> None:
         "/twice": "RuntimeError: http.response.start was sent twice",
         "/incomplete": "the app returned before its response was complete",
     }
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("bad \udcff"), "ValueError: bad \\udcff"),
+        (ValueError("\ud800" * 500), "ValueError: \\ud800\\ud800"),
+        (type("Odd\udc80", (Exception,), {})("ö"), "Odd\\udc80: ö"),
+        (Unspeakable(), "Unspeakable: (its text cannot be had: RuntimeError)"),
+        (SystemExit("\udcff"), "SystemExit: \\udcff"),
+    ],
+)
+def test_what_an_app_raises_can_be_logged_and_sent(error: BaseException, words: str) -> None:
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        raise error
+
+    def wsgi(environ: Any, start_response: Any) -> Any:
+        raise error
+
+    for result in (warm(asgi, WarmRequest()), warm_wsgi(wsgi, [WarmRequest()], budget_s=5)):
+        (failure,) = result.failed
+        assert failure.error.startswith(words)
+        assert len(failure.error) <= 300
+        msgspec.json.encode(result)
 
 
 def test_a_hanging_app_costs_its_timeout_and_no_more() -> None:

@@ -196,10 +196,10 @@ def scrub(method: str, target: str, headers: Headers, *, hosts: Collection[str] 
     and ordered nothing (`jumpstart_warmup.targets` decides). Ordinary identifiers (``/product/42``, UUIDs with their
     hyphens) and search terms stay, since without them there is nothing to replay.
 
-    Of the headers, content negotiation stays in its known shapes, the first of each name. ``Host`` stays only when it is one of *hosts*,
-    names that the operator listed: a client chooses it freely, and where customers have subdomains it names one. A
-    replay without it is sent to the host name that the driver was given, which is what an app with a single name
-    expects; apps that choose by virtual host need the list.
+    Of the headers, content negotiation stays in its known shapes, the first of each name. ``Host`` stays only when it
+    is one of *hosts*, names that the operator listed: a client chooses it freely, and where customers have subdomains
+    it names one. A replay without it is sent to the host name that the driver was given, which is what an app with a
+    single name expects; apps that choose by virtual host need the list.
     """
     if method not in ("GET", "HEAD") or not is_fit_target(target):
         return None
@@ -288,6 +288,8 @@ class CorpusRecorder(Recorder):
         """
         if method not in ("GET", "HEAD"):
             return
+        if not route.isascii():
+            route = encodable(route)
         with self._lock:
             known = self._routes.get(route)
             seen = known.seen.get(f"{method} {target}") if known is not None else None

@@ -21,6 +21,7 @@ MAX_TARGET = 2048  # bytes of path and query; longer ones are searches and token
 MAX_VALUE = 128  # characters of one segment or value; longer ones are somebody's text
 MAX_HEADER_VALUE = 256  # bytes; a browser's Accept has about 140
 MAX_LANGUAGES = 8  # of Accept-Language; a longer list is a fingerprint
+MAX_PARTS = 32  # segments of a path, parameters of a query; bounds the time that one target takes
 DECODINGS = 4  # of percent-encoding; whoever needs more hides something
 DIGITS = 9  # in a row, whatever stands between them: phone, card and account numbers
 
@@ -33,26 +34,30 @@ def _words_of(text: str) -> frozenset[str]:
 
 _SECRETS = _words_of("""
     2fa access accesskey apikey auth authorization authorisation authkey bearer captcha challenge clave code contrasena
-    cred creds credential credentials csc csrf cvc cvn cvv digest hash hmac hotp jwt kennwort key license licence login
+    cred creds credential credentials csc csrf cvc cvn cvv digest hash hmac hotp jwt kennwort key login
     magic mdp mfa motdepasse nonce oauth oidc otp pass passcode passport passwd password passwort passphrase pin
-    privatekey psk psw puk pw pwd recaptcha recovery saml samlrequest samlresponse secret secretkey senha serial session
-    sessid share shared sid sig signature signin signup sso tfa ticket token totp wallet xsrf
+    privatekey psk psw puk pw pwd recaptcha recovery saml samlrequest samlresponse secret secretkey senha session
+    sessid share shared sid sig signature signin signup sso tfa ticket token totp xsrf
     """)
 _PEOPLE = _words_of("""
-    account accountid acct address bank bic birth birthdate birthday birthplace cardno card cardnumber cc ccnum ccnumber
-    coordinates coords contact customer customerid dateofbirth dob driver ean email employee familyname firstname fname
-    forename friend fullname geo geolocation givenname guest handle iban imei ip ipaddress lastname lat latitude lname
-    lng location lon longitude mail maidenname member middlename name nationalid nhs nickname nino owner passenger
+    account accountid acct address bic birth birthdate birthday birthplace cardno card cardnumber cc ccnum ccnumber
+    contact customer customerid dateofbirth dob ean email employee familyname firstname fname
+    forename friend fullname geo geolocation givenname iban imei ip ipaddress lastname lat latitude lname
+    lng lon longitude mail maidenname member middlename name nationalid nhs nickname nino passenger
     patient people person personal plz postal postalcode postcode profile recipient remoteip sender sortcode ssn street
-    student subscriber surname swift taxid tel telephone uid user userid username vatid visitor whoami zip zipcode
+    student subscriber surname taxid tel telephone uid user userid username vatid visitor whoami zip zipcode
     """)
 _SECRET_WORDS = _SECRETS | _PEOPLE
 
 # Only as the name of a parameter: as words of a path they are as often departments of a shop.
-_SECRET_QUERY_WORDS = _words_of("cell fax mobile msisdn phone plate tan clid gclid fbclid msclkid to")
-_SECRET_QUERY_NAMES = _words_of("h hash k t u")
+_SECRET_QUERY_WORDS = _words_of("""
+    bank cell clid coordinates coords driver fax fbclid gclid guest handle license licence location mobile msclkid
+    msisdn owner phone plate serial swift tan wallet
+    """)
+_SECRET_QUERY_NAMES = _words_of("k t u")
 _SECRET_SEGMENTS = _words_of("u me my")
 _SECRET_QUERY_ENDINGS = ("key", "pwd", "sid", "sig", "name", "code", "clid", "userid")
+_SECRET_ENDINGS = re.compile("(?:code|pwd|otp|(?:access|api|app|auth|license|private|secret|user)key)$")
 _SECRET_QUERY_PARTS = re.compile("birth|address|account|e_?mail|phone")
 _SECRET_PARTS = re.compile(
     "token|secret|passw|passphrase|passcode|session|signature|credential|csrf|xsrf|oauth|username|surname|"
@@ -61,14 +66,18 @@ _SECRET_PARTS = re.compile(
 _PASSWORD = re.compile("passw|passphrase|passcode|kennwort")  # in a value these are no longer a coincidence
 
 # A GET that does something. The strong ones count wherever they stand, the weak ones, which are ordinary words too, as
-# the name of a step: alone, or in front of one or two other words.
+# the name of a step: alone, in front of one or two other words, or behind one.
 _STRONG_EFFECTS = _words_of("""
-    activate callback cancel confirm confirmation cron deactivate delete destroy disable erase hook impersonate invite
-    invitation logoff logout optin optout purge reactivate recover remove reset resubscribe revoke shutdown signoff
-    signout subscribe terminate undelete unlink unpublish unregister unsubscribe validate verification verify webhook
+    activate activation callback cancel confirm confirmation cron deactivate delete destroy disable erase hook
+    impersonate invite invitation logoff logout optin optout purge reactivate recover remove reset resubscribe revoke
+    shutdown signoff signout subscribe terminate undelete unlink unpublish unregister unsubscribe validate
+    verification verify webhook
     """)
+_EFFECT_PARTS = re.compile(
+    "logo(?:ut|ff)|signo(?:ut|ff)|unsubscri|verif|activat|recover|(?<!p)reset|confirm|invit|webhook"
+)
 _WEAK_EFFECTS = _words_of("""
-    accept add approve archive ban buy charge checkin claim clear click clone commit copy create decline deploy dismiss
+    accept add approve ban buy charge checkin claim clear click clone commit copy create decline deploy dismiss
     do downvote drop enable enqueue exec execute fire flush follow generate import increment insert invalidate join kill
     leave like lock mark merge migrate move mute pay pixel poweroff process publish purchase reboot rebuild refresh
     refund register reindex reject rename renew replace resend restart restore retry rollback rotate run save send
@@ -85,7 +94,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 _NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_.$:\-]{0,39}(?:\[[A-Za-z0-9_.\-]{0,40}\]){0,4}")
 _FLAG = re.compile(r"[a-z][a-z_-]{0,15}")
 _SEGMENT_UNFIT = re.compile(r"[^\w\-.~+,:!()*'$ /|%]")
-_VALUE_UNFIT = re.compile(r"""[@?={}\[\]<>"\\^`;&#]|%[0-9A-Fa-f]{2}""")
+_VALUE_UNFIT = re.compile(r"""[@?={}\[\]<>"\\^`;&#]""")
 _EXTENSION = re.compile(
     r"\.(?:html?|php|aspx?|jsp|do|cgi|xml|json|csv|txt|pdf|css|m?js|map|png|jpe?g|gif|svg|webp|avif|ico|woff2?|zip|"
     r"rss|atom|md|yaml|yml|webmanifest)$",
@@ -159,7 +168,7 @@ def _secret_ends(words: Sequence[str]) -> set[int]:
     return {
         end
         for _, end, phrase in _phrases(words)
-        if _is_among(phrase, _SECRET_WORDS) or _SECRET_PARTS.search(phrase) is not None
+        if _is_among(phrase, _SECRET_WORDS) or _SECRET_PARTS.search(phrase) or _SECRET_ENDINGS.search(phrase)
     }
 
 
@@ -213,6 +222,8 @@ def _is_fit_value(value: str) -> bool:
     if "/" in value and not _is_fit_path(value):
         return False
     words = _words(value)
+    if len(words) <= 2 and _is_order(words):  # ?page=logout
+        return False
     if len(words) > 1 and _PASSWORD.search(value.lower()):
         return False
     ends = _secret_ends(words)
@@ -222,22 +233,34 @@ def _is_fit_value(value: str) -> bool:
 # --- paths ----------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=2048)
+def _is_order(words: Sequence[str]) -> bool:
+    if _EFFECT_PARTS.search("".join(words)):
+        return True
+    return any(_is_among(phrase, _STRONG_EFFECTS) for _, _, phrase in _phrases(words))
+
+
 def _is_effect(segment: str) -> bool:
     """Whether asking for a path with this segment is likely to do something."""
     words = _words(_EXTENSION.sub("", segment))
-    if any(_is_among(phrase, _STRONG_EFFECTS) for _, _, phrase in _phrases(words)):
+    if _is_order(words):
         return True
-    return 0 < len(words) <= 3 and (words[0] in _WEAK_EFFECTS or "".join(words) in _WEAK_EFFECTS)
+    if len(words) == 2 and words[1] in _WEAK_EFFECTS:
+        return True
+    return 0 < len(words) <= 3 and words[0] in _WEAK_EFFECTS
 
 
 def _carries(segment: str) -> bool:
     """Whether the front of *segment* is called like a secret that then follows: ``token-X``, ``pin1234``."""
     stem = _EXTENSION.sub("", segment)
     words = _words(stem)
-    if _PROSE.fullmatch(stem):  # an article's title may speak of users and codes
-        return _SECRET_PARTS.search("_".join(words[:-1])) is not None
-    return any(end < len(words) for end in _secret_ends(words))
+    ends = {end for end in _secret_ends(words) if end < len(words)}
+    if _PROSE.fullmatch(stem):  # an article's title may speak of users and codes, not of API keys, and not at its end
+        return len(words) - 1 in ends or any(
+            _is_among(phrase, _SECRET_WORDS) or _SECRET_PARTS.search(phrase)
+            for start, end, phrase in _phrases(words)
+            if end < len(words) and (end - start > 1 or _SECRET_PARTS.search(phrase))
+        )
+    return bool(ends)
 
 
 def _introduces(segment: str) -> bool:
@@ -248,7 +271,7 @@ def _introduces(segment: str) -> bool:
 
 def _is_fit_path(path: str) -> bool:
     """Whether a decoded *path* may be recorded."""
-    if _SEGMENT_UNFIT.search(path):
+    if path.count("/") > MAX_PARTS or _SEGMENT_UNFIT.search(path):
         return False
     introduced = False
     for segment in path.split("/"):
@@ -281,7 +304,8 @@ def _is_fit_parameter(name: str, value: str | None) -> bool:
 
 
 def _is_fit_query(query: str) -> bool:
-    if ";" in query:  # some apps still split there; what they would see as names is not checked below
+    # Some apps still split at semicolons; what they would see as names is not checked below.
+    if ";" in query or query.count("&") >= MAX_PARTS:
         return False
     for part in query.split("&"):
         if not part:
