@@ -187,9 +187,7 @@ class Cache:
         with self._lock:
             now = self._clock()
             wanted = (
-                (key, stored)
-                for key, stored in reversed(self._entries.items())
-                if expired or not self._expired(stored)
+                (key, stored) for key, stored in reversed(self._entries.items()) if expired or not self._expired(stored)
             )
             newest = list(itertools.islice(wanted, limit))
         return [

@@ -256,7 +256,7 @@ def _file_digest(path: str) -> str | None:
     try:
         with _digests_lock:
             known = _digests.get(path)
-        if known is not None and known[0] == _file_state(os.stat(path)):
+        if known is not None and known[0] == _file_state(Path(path).stat()):
             return known[1]
         with Path(path).open("rb") as file:
             state = _file_state(os.fstat(file.fileno()))

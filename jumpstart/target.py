@@ -183,9 +183,10 @@ def _interface(app: Any, text: str) -> Interface:
         return "asgi"
     if count == 2:
         return "wsgi"
-    if count == 1:
-        return "asgi2"
-    hint = "a factory? then add --factory" if count == 0 else "say --interface asgi or --interface wsgi"
+    if count == 1 and not inspect.isfunction(app):
+        return "asgi2"  # a class, or an object that is called twice
+    hints = {0: "a factory? then add --factory", 1: "if it is of ASGI 2, say --interface asgi2"}
+    hint = hints.get(count, "say --interface asgi or --interface wsgi")
     raise ConfigError(f"{text}: cannot tell WSGI from ASGI by its signature; {hint}")
 
 

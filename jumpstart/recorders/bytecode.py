@@ -234,7 +234,7 @@ def _source_loader(name: str, module: ModuleType) -> SourceFileLoader | None:
     spec = imports.spec_of(module)
     if spec is None or spec.name != name or name == "__main__":
         return None
-    loader = spec.loader
+    loader: Any = spec.loader
     return loader if type(loader) in (SourceFileLoader, BytecodeLoader) else None
 
 

@@ -97,8 +97,8 @@ class Memo:
     What has been made of the entries of caches, so that a repeated capture costs only what is new.
 
     An entry is known by the identity of its two objects. They are referred to weakly where that is possible; others,
-    which are plain data, are kept alive until the second capture that does not ask for them. Only those that a capture asked
-    for are known to the next one. Not for use by several threads at a time.
+    which are plain data, are kept alive until the second capture after the last that asked for them. Only what one
+    capture asked for is known to the next. Not for use by several threads at a time.
     """
 
     def __init__(self) -> None:

@@ -5,10 +5,10 @@ A compiled pattern is a list of integers that `re` hands to the C module ``_sre`
 pattern is compiled and hands it to ``_sre`` again in the next process, without parsing. ``_sre`` checks each list, so a
 damaged one is an exception, and the pattern is compiled as ever.
 
-**Nothing personal.** Once the app is imported, only patterns that stand in the program's text are learnt: a literal of a
-function that is being called, a global or class attribute it can see, or anything that a module compiles while it is
-imported. All others may be made of what a user has typed (``re.escape(query)``, ``fnmatch``). They are neither kept nor
-named, and they are no cold events: a warm process compiles them too.
+**Nothing personal.** Once the app is imported, only patterns that stand in the program's text are learnt: a literal of
+a function that is being called, a global or class attribute it can see, or anything that a module compiles while it is
+imported. All others may be made of what a user has typed (``re.escape(query)``, ``fnmatch``). They are neither kept
+nor named, and they are no cold events: a warm process compiles them too.
 
 Two things are replaced, both inside ``re._compiler`` (CPython 3.11 to 3.13): ``compile``, which `re` calls when its own
 cache of 512 patterns has no answer, and the name ``_sre``, to see the arguments of ``_sre.compile``. Where a later
@@ -18,6 +18,7 @@ Python does it differently, nothing is recorded and nothing breaks.
 from __future__ import annotations
 
 import _sre  # type: ignore[import-not-found]  # not in typeshed
+import functools
 import hashlib
 import logging
 import re
@@ -30,6 +31,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from jumpstart import context
+from jumpstart.imports import when_imported
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.records import Reason, Record, Tally
 
@@ -39,7 +41,7 @@ MAX_PATTERNS = 5_000
 MAX_PATTERN = 20_000  # characters
 MAX_CODE = 200_000  # integers of one pattern
 MAX_TOTAL_BYTES = 2 * 1024 * 1024  # of text and code, about 15 times what the frameworks' imports come to together
-MAX_FRAMES = 40  # looked through for a literal: fnmatch and the like are a few calls deep, frameworks' helpers some more
+MAX_FRAMES = 40  # looked through for a literal: stdlib helpers are a few calls deep, frameworks' some more
 MAX_FRAMES_GLOBALS = 8  # of these, those whose globals are looked through, which takes longer
 MAX_COMPILED = 450  # lazy patterns put into re's own cache, which holds 512
 
@@ -102,6 +104,7 @@ class RegexRecorder(Recorder):
     def __init__(self, settings: WarmSettings) -> None:
         super().__init__(settings)
         self._entries: dict[Key, _Entry] = {}
+        self._declared: set[str | bytes] = set()  # texts that code will compile later
         self._size = 0  # bytes, see `_size_of`
         self._is_imported = False  # the app: from now on users' input comes in, in whatever thread
         self._original: Callable[..., re.Pattern[Any]] | None = None
@@ -118,6 +121,7 @@ class RegexRecorder(Recorder):
         self._original = compiler.compile
         compiler._sre = shim
         compiler.compile = self._compile
+        when_imported("django.utils.regex_helper", self._watch_django)
 
     def _sre_compile(self, *arguments: Any) -> Any:
         self._passed.arguments = arguments
@@ -152,19 +156,38 @@ class RegexRecorder(Recorder):
         """Whether the pattern was taken up, so that the next process need not compile it."""
         if passed[1] & _UNRECORDED or len(passed[2]) > MAX_CODE or not _is_text(key[1]):
             return False
-        if (lazy or self._is_imported) and not is_in_program_text(key[1], sys._getframe(2)):
-            return False
         entry = _Entry(passed, lazy=lazy)
         entry.hits = 1
-        return self._keep(key, entry)
-
-    def _keep(self, key: Key, entry: _Entry) -> bool:
-        size = _size_of(entry)
-        if len(self._entries) >= MAX_PATTERNS or self._size + size > MAX_TOTAL_BYTES:
+        if not self._has_room(entry):
             return False
-        self._size += size
-        self._entries[key] = entry
+        if (lazy or self._is_imported) and not self._is_in_program_text(key[1], sys._getframe(2)):
+            return False
+        self._keep(key, entry)
         return True
+
+    def _is_in_program_text(self, pattern: str | bytes, frame: FrameType | None) -> bool:
+        return pattern in self._declared or is_in_program_text(pattern, frame)
+
+    def _has_room(self, entry: _Entry) -> bool:
+        return len(self._entries) < MAX_PATTERNS and self._size + _size_of(entry) <= MAX_TOTAL_BYTES
+
+    def _keep(self, key: Key, entry: _Entry) -> None:
+        self._size += _size_of(entry)
+        self._entries[key] = entry
+
+    def _watch_django(self, module: ModuleType) -> None:
+        """Django declares its patterns at import and compiles them at the first use, out of a closure."""
+        declare: Callable[..., Any] = module._lazy_re_compile
+
+        @functools.wraps(declare)
+        def watched(regex: Any, flags: int = 0) -> Any:
+            if type(regex) in (str, bytes) and len(self._declared) < MAX_PATTERNS and len(regex) <= MAX_PATTERN:
+                is_import = not self._is_imported and context.current() is None
+                if is_import or is_in_program_text(regex, sys._getframe(1)):
+                    self._declared.add(regex)
+            return declare(regex, flags)
+
+        module._lazy_re_compile = watched  # type: ignore[attr-defined]  # a module's global
 
     def restore_early(self, records: Sequence[Record], tally: Tally) -> None:
         for record in records[:MAX_PATTERNS]:
@@ -181,7 +204,10 @@ class RegexRecorder(Recorder):
             elif key not in self._entries:
                 names = tuple(data.index_group)
                 arguments = (key[1], data.all_flags, data.code, data.groups, data.group_index, names)
-                if not self._keep(key, _Entry(arguments, lazy=data.lazy, record=record)):
+                entry = _Entry(arguments, lazy=data.lazy, record=record)
+                if self._has_room(entry):
+                    self._keep(key, entry)
+                else:
                     tally.drop(record, Reason.TOO_LARGE, f"more than {MAX_TOTAL_BYTES} bytes of patterns")
 
     def restore(self, app: Any, records: Sequence[Record], tally: Tally) -> None:
@@ -251,7 +277,7 @@ def is_in_program_text(pattern: str | bytes, frame: FrameType | None) -> bool:
 
 
 def _has(values: Iterable[Any], pattern: str | bytes) -> bool:
-    """Whether *pattern* is among *values* (of a dict, too), or in a tuple or frozenset there, which nobody appends to."""
+    """Whether *pattern* is among *values* (of a dict, too), or in a tuple or frozenset, which nobody appends to."""
     kind = type(pattern)
     for value in list(values.values()) if isinstance(values, dict) else values:
         found = type(value)
@@ -279,8 +305,11 @@ def _has_class_attribute(frame: FrameType, pattern: str | bytes) -> bool:
     if not code.co_argcount:
         return False
     own = frame.f_locals.get(code.co_varnames[0])
-    classes = own.__mro__ if type(own) is type else type(own).__mro__
-    return any(_has(dict(vars(each)), pattern) for each in classes[:-1])
+    cls = own if issubclass(type(own), type) else type(own)
+    try:
+        return any(_has(dict(vars(each)), pattern) for each in cls.__mro__ if each.__module__ != "builtins")
+    except Exception:  # metaclasses are the app's code, and may not break its patterns
+        return False
 
 
 def _is_text(pattern: str | bytes) -> bool:

@@ -316,7 +316,7 @@ def _distributions() -> Iterator[str]:
     """Names and versions of what is installed, from folder names alone: reading the metadata takes 100 times longer."""
     for folder in sys.path:
         try:
-            names = os.listdir(folder or ".")
+            names = [entry.name for entry in Path(folder or ".").iterdir()]
         except OSError:  # a zip file, or not there
             continue
         yield from sorted(name for name in names if name.endswith((".dist-info", ".egg-info")))

@@ -153,12 +153,19 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answer to `Ask(capture=True)`, and a builder's result."""
+    """
+    Answer to `Ask(capture=True)`, and a builder's result.
+
+    Attributes:
+        failures: requests that did not go as they should, in words.
+        rejected: requests that were answered with 4xx, which nobody had said would be.
+    """
 
     number: int
     sections: dict[str, Section]
     observed: ObserverSnapshot
     failures: list[str] = []
+    rejected: list[str] = []
 
 
 Message = (

@@ -102,7 +102,7 @@ def build(settings: Settings, requests: str) -> Built:
     seconds = time.monotonic() - started
     data = pack(settings, captured.sections, captured.observed, seconds, datetime.now(UTC))
     count = sum(stats.requests for stats in captured.observed.warmup.values())
-    rejected = list(getattr(captured, "rejected", ()))
+    rejected = list(captured.rejected)
     return Built(data, captured.sections, count, captured.failures, rejected)
 
 

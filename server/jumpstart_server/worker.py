@@ -272,15 +272,23 @@ class _Worker:
     async def _warm_up(self, state: dict[str, Any]) -> WarmupReport:
         recorded = self.corpus.requests_for_warmup(REPLAY_LIMIT)
         worked: set[WarmRequest] = set()
+        rejected: list[str] = []
 
         def note(outcome: Outcome) -> None:
             # What was recorded had succeeded: a 400 here is an app that does not know the warm-up's Host, say.
             if outcome.error is None and outcome.status is not None and outcome.status < 400:
                 worked.add(outcome.request)
+            elif _is_rejected(outcome) and outcome.request in self._requests:
+                rejected.append(_describe(outcome))
 
         replayed = recorded if self.settings.tenant.replay and self.start.replay else []
         budget_s = self.settings.tenant.warmup_budget
         result = await self.replay([*(self._requests if self.start.replay else ()), *replayed], state, budget_s, note)
+        if rejected:
+            logger.warning(
+                "warm-up: %d requests of --warmup were answered with 4xx; give expect_status where that is meant: %s",
+                *(len(rejected), "; ".join(rejected[:5])),
+            )
         if replayed and not worked:
             logger.warning(
                 "warm-up: none of %d recorded requests succeeded (statuses: %s); if the app checks the Host header, "
@@ -296,6 +304,7 @@ class _Worker:
             failures=[f"{failure.method} {failure.path}: {failure.error}" for failure in result.failed],
             elapsed_s=result.elapsed_s,
             cold_events=result.cold_events,
+            replay=self.settings.tenant.replay and self.start.replay,
             coverage=covered / total if total and replayed else None,
         )
 
@@ -347,8 +356,12 @@ class _Worker:
         """Run the requests of a file once and send everything that was learnt from them; then end."""
         requests = read_requests(Path(self.start.requests)) if self.start.requests else []
 
+        rejected: list[str] = []
+
         def count(outcome: Outcome) -> None:
             request = outcome.request
+            if _is_rejected(outcome):
+                rejected.append(_describe(outcome))
             if outcome.error is None and outcome.status is not None and outcome.status < 400:
                 route = normalise_path(request.path.partition("?")[0])
                 self.corpus.observe_request(route, request.method, request.path, request.headers)
@@ -362,6 +375,7 @@ class _Worker:
                 sections=sections,
                 observed=self.observer.snapshot(),
                 failures=[f"{failure.method} {failure.path}: {failure.error}" for failure in result.failed],
+                rejected=rejected,
             )
         )
         self._drain()
@@ -432,6 +446,16 @@ def _settle(
         future.set_exception(error)
     else:
         future.set_result(result or {})
+
+
+def _is_rejected(outcome: Outcome) -> bool:
+    """A 4xx that nobody said was meant: a misspelt path, say."""
+    status = outcome.status
+    return outcome.error is None and status is not None and status >= 400 and outcome.request.expect_status is None
+
+
+def _describe(outcome: Outcome) -> str:
+    return f"{outcome.request.method} {outcome.request.path}: answered {outcome.status}"
 
 
 def _as_asgi3(booted: Booted) -> Any:

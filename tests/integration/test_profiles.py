@@ -491,7 +491,7 @@ def test_requests_that_fail_while_building_are_named(seeder: Seeder, backend: di
     )
     file = tmp_path / "shop.jumpstart"
     words = ("build", TWINS[0], "--app-dir", str(SHOP), "--requests", str(requests), "-o", str(file))
-    done = seeder.run(*words, env=backend)
+    done = seeder.run(*words, "--allow-failures", env=backend)
     assert "request failed: GET /healthz: answered 200, expected 418" in done.stderr
     assert done.stderr.count("request failed") == 1
     shown = seeder.run("profile", "show", str(file)).stdout
@@ -618,6 +618,8 @@ def plain(tmp_path: Path) -> Path:
         (["/ok", "/bad"], [], 1),
         (["/ok", "/bad"], ["--allow-failures"], 0),
         (["/bad"], [], 1),
+        (["/ok", "/no"], [], 1),
+        (["/ok", "/no"], ["--allow-failures"], 0),
     ],
 )
 def test_a_build_whose_requests_fail_says_so_with_its_exit_code(
@@ -630,7 +632,8 @@ def test_a_build_whose_requests_fail_says_so_with_its_exit_code(
     done = run_command("build", *words, *options, home=home)
     assert done.returncode == code, done.stderr
     assert ("request failed: GET /bad: answered 500" in done.stderr) is ("/bad" in paths)
-    assert (f"1 requests failed; {file} is written all the same" in done.stderr) is ("/bad" in paths)
+    assert ("GET /no: answered 404" in done.stderr) is ("/no" in paths)
+    assert (f"not all requests succeeded; {file} is written all the same" in done.stderr) is (paths != ["/ok"])
     assert run_command("profile", "verify", str(file), home=home).returncode == 0
 
 

@@ -459,6 +459,147 @@ def test_what_cannot_be_pickled_is_skipped_and_said_once(
     assert len(caplog.records) == 1
 
 
+def test_values_of_a_replaced_source_are_not_recorded(
+    start: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``git pull`` under a running server: what the old code has computed is not for the new code."""
+    source = tmp_path / "cached_pulled.py"
+    names = {"prices", "rates"}
+
+    def load(text: str) -> Any:
+        source.write_text(text)
+        sys.modules.pop("cached_pulled", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("cached_pulled")
+
+    def keys(recorder: CachedRecorder) -> list[str]:
+        return [record.key.partition("(")[0] for record in recorder.capture("host") if "pulled" in record.key]
+
+    try:
+        shop = load(PRELUDE + SOURCE)
+        shop.prices("eu")
+        shop.rates("EUR")
+        recorder = CachedRecorder(WarmSettings())
+        assert keys(recorder) == [f"cached_pulled:{name}" for name in sorted(names)]
+        [depends, _] = [record.depends for record in recorder.capture("host") if "pulled" in record.key]
+        before = source.stat()
+        source.write_text((PRELUDE + SOURCE).replace("FAILING = ()", "FAILING = []"))
+        os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))  # as deploy tools do, and of the same size
+        assert keys(recorder) == keys(CachedRecorder(WarmSettings())) == []
+        assert "not the one that was loaded" in caplog.text
+        source.write_text(PRELUDE + SOURCE)
+        assert [record.depends for record in recorder.capture("host") if "pulled" in record.key] == [depends] * 2
+        source.unlink()
+        assert keys(recorder) == []
+        shop = load(PRELUDE + SOURCE + "\n")
+        shop.prices("eu")
+        assert keys(recorder) == ["cached_pulled:prices"], "the new code's value"
+    finally:
+        sys.modules.pop("cached_pulled", None)
+
+
+def test_a_function_without_a_source_has_no_snapshots() -> None:
+    """Such records would be valid for ever."""
+    module: Any = type(sys)("cached_from_nowhere")
+    module.VERSION = ""
+    exec(SOURCE, module.__dict__)
+    module.prices("eu")
+    assert not [record for record in CachedRecorder(WarmSettings()).capture("ship") if "nowhere" in record.key]
+
+
+def test_a_repeated_capture_pickles_only_what_is_new(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, shop = start()
+    pickled: list[object] = []
+    original = cached_recorder.pickled
+    monkeypatch.setattr(cached_recorder, "pickled", lambda value: pickled.append(value) or original(value))
+    shop.prices("eu")
+    shop.prices(object())  # that it cannot be recorded is remembered too
+    records = recorder.capture("host")
+    count = len(pickled)
+    assert recorder.capture("host") == records and len(pickled) == count
+    shop.prices("us")
+    assert [record.data["value"] for record in recorder.capture("host")] != [records[0].data["value"]]
+    assert len(pickled) == count + 2
+    shop.prices.cache_clear()
+    shop.prices("eu")["eu"] = "computed anew"
+    [record] = recorder.capture("host")
+    assert pickle.loads(record.data["value"]) == {"eu": "computed anew"}
+    shop.prices("eu")["eu"] = "changed in place"
+    [record] = recorder.capture("ship")
+    assert pickle.loads(record.data["value"]) == {"eu": "changed in place"}
+
+
+def test_a_dropped_entry_is_not_kept_alive(start: Callable[..., Any]) -> None:
+    recorder, shop = start()
+    value = Fragile(shop)
+    shop.__dict__["VERSION"] = "1"
+    cache = caches.registered()["cached_shop:prices"]
+    cache.store(("fragile",), value)
+    recorder.capture("host")
+    gone = weakref.ref(value)
+    del value
+    shop.prices.cache_clear()
+    gc.collect()
+    assert gone() is None
+
+
+class Fragile:
+    """A value that can be referred to weakly."""
+
+    def __init__(self, shop: Any) -> None:
+        self.name = shop.__name__
+
+
+def test_the_most_recently_used_entries_are_recorded_in_order(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_recorder, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(cached_recorder, "MAX_TOTAL_ENTRIES", 4)
+    recorder, shop = start()
+    for number in range(10):
+        shop.prices(number)
+        shop.rates(str(number))
+    shop.prices(0)
+    records = recorder.capture("host")
+    assert [pickle.loads(record.data["args"])[0][0] for record in records] == [8, 9, 0, "9"]
+    monkeypatch.setattr(cached_recorder, "MAX_TOTAL_BYTES", 100)
+    records = recorder.capture("host")
+    assert [pickle.loads(record.data["args"])[0][0] for record in records] == [0], "the newest, not the oldest"
+
+
+@pytest.mark.parametrize("error", ["SystemExit(5)", "KeyboardInterrupt", "StopIteration", "asyncio.CancelledError"])
+@pytest.mark.parametrize("function", ["def", "async def"])
+def test_whatever_a_function_raises_costs_its_record(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: str, function: str
+) -> None:
+    if (function, error) == ("async def", "KeyboardInterrupt"):
+        pytest.skip("in the main thread it may be the operator's")
+    source = f"import asyncio\n@cached(snapshot='key')\n{function} raising(n):\n    if FAILING: raise {error}\n    return n\n"
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", SOURCE + source)
+    recorder, shop = start()
+    for number in range(20):
+        result = shop.raising(number)
+        if function == "async def":
+            asyncio.run(result)
+    records = recorder.capture("host")
+    assert len(records) == 20
+    recorder, shop = start(failing=("all",))
+    tally = restored(recorder, records, Tally(deadline=time.monotonic() + 10))
+    assert reasons(tally) == [Reason.FAILED] * 20
+
+
+def test_arguments_that_exit_when_they_are_unpickled_cost_their_record(start: Callable[..., Any]) -> None:
+    recorder, shop = start()
+    shop.prices("eu")
+    [record] = recorder.capture("host")
+    recorder, shop = start()
+    exiting = msgspec.structs.replace(record, key="exits", data={**record.data, "args": b"csys\nexit\n(tR."})
+    tally = restored(recorder, [exiting, record])
+    assert reasons(tally) == [Reason.FAILED] and tally.used_keys == {record.key}
+
+
 def test_functions_inside_functions_have_no_snapshots(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
 

@@ -17,6 +17,7 @@ import pytest
 
 from jumpstart.context import RequestContext, request_context
 from jumpstart.recorder import WarmSettings
+from jumpstart.recorders import cached, lru
 from jumpstart.recorders.lru import LruCacheRecorder, cache_entries
 from jumpstart.records import Reason, Record, Tally
 
@@ -121,6 +122,57 @@ def test_three_processes_compute_once(process: Callable[..., Any]) -> None:
         assert shop.calls == []
         assert shop.typed(1.0) == "float" and shop.typed(1) == "int"
         records = captured
+
+
+def test_values_of_a_replaced_source_are_not_recorded(process: Callable[..., Any], tmp_path: Path) -> None:
+    """``git pull`` under a running server: what the old code has computed is not for the new code."""
+    recorder, shop = process()
+    shop.bare()
+    [record] = recorder.capture("ship")
+    source = tmp_path / "lru_shop.py"
+    source.write_text(SOURCE.replace('"Bounded."', '"bounded."'))
+    assert recorder.capture("ship") == recorder.capture("host") == []
+    source.unlink()
+    assert recorder.capture("ship") == []
+    source.write_text(SOURCE)
+    assert recorder.capture("ship") == [record]
+
+
+def test_a_repeated_capture_costs_only_what_is_new(
+    process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, shop = process()
+    pickled: list[object] = []
+    original = lru.pickled
+    monkeypatch.setattr(lru, "pickled", lambda value: pickled.append(value) or original(value))
+    fill(shop)
+    records = recorder.capture("host")
+    assert len(pickled) == 9
+    assert recorder.capture("host") == records and len(pickled) == 9
+    shop.bounded(99)
+    assert len(recorder.capture("host")) == 10 and len(pickled) == 10
+    shop.bare.cache_clear()
+    shop.unbounded.cache_clear()
+    shop.unbounded("k")["k"] = "another"  # the same key object, another value
+    key = records[3].key
+    [record] = [each for each in recorder.capture("host") if each.key == key]
+    assert pickle.loads(record.data["value"]) == {"k": "another"}
+    assert len(pickled) == 11
+
+
+def test_the_most_recently_used_entries_are_recorded_in_order(
+    process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(cached, "MAX_TOTAL_ENTRIES", 5)
+    recorder, shop = process()
+    for number in range(10):
+        shop.bounded(number)
+        shop.unbounded(number)
+        shop.typed(number)
+    shop.bounded(7)
+    arguments = [pickle.loads(record.data["args"])[0][0] for record in recorder.capture("host")]
+    assert arguments == [8, 9, 7, 8, 9]
 
 
 def test_the_order_of_use_is_kept(process: Callable[..., Any]) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import _sre  # type: ignore[import-not-found]  # not in typeshed
+import fnmatch
+import importlib
 import re
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 
 from jumpstart.context import RequestContext, request_context
 from jumpstart.recorder import WarmSettings
-from jumpstart.recorders.regex import RegexRecorder
+from jumpstart.recorders.regex import MAX_TOTAL_BYTES, RegexRecorder
 from jumpstart.records import Reason, Record, Tally
 
 compiler: Any = re._compiler  # type: ignore[attr-defined]  # what `re` calls on a miss
@@ -212,3 +216,100 @@ def test_a_seeded_pattern_behaves_as_the_compiled_one(pattern: str, flags: int, 
         assert [(m.span(), m.groups()) for m in seeded.finditer(subject)] == [
             (m.span(), m.groups()) for m in compiled.finditer(subject)
         ]
+
+
+CONSTANT = "a constant(s?) of this module"
+FAMILY = ("one of( several)", "another of( several)")
+
+
+class Reader:
+    pattern = "a class( attribute)"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def read(self, text: str) -> None:
+        re.compile(self.pattern)
+        re.compile(self.text)
+        re.search(text, "")
+
+
+def test_what_users_type_is_neither_recorded_nor_named() -> None:
+    """Patterns made of input: escaped, translated, handed on, kept in an object, in a thread without a request."""
+    typed = "".join(["hunter2 ", "4111-1111"])
+    process = Process()
+    process.restore()
+    request = RequestContext()
+    kept = {"pattern": f"kept {typed}"}
+    with request_context(request):
+        re.sub(re.escape(typed), "<b>", "text")
+        fnmatch.filter(["a"], f"{typed}*")
+        re.compile(f"(?i){typed}")
+        re.compile(typed.encode())
+        re.compile(kept["pattern"])
+        Reader(f"an instance's {typed}").read(f"an argument {typed}")
+    assert request.events == [("regex", "a class( attribute)")]
+    thread = threading.Thread(target=re.compile, args=(f"no request {typed}",))
+    thread.start()
+    thread.join()
+    assert [record.data["pattern"] for record in process.capture()] == ["a class( attribute)"]
+    process.close()
+
+
+def test_what_stands_in_the_program_is_learnt_from_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "js_lazy_patterns.py").write_text("import re\nWORDS = ['b', 'c']\nre.compile('in an ' + '|'.join(WORDS))\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process = Process()
+    process.restore()
+    request = RequestContext()
+    with request_context(request):
+        re.match("a literal(!)", "")
+        re.match(CONSTANT, "")
+        for each in FAMILY:
+            re.match(each, "")
+        for each in ("a literal of( a loop)", "one more( of it)"):
+            [re.split(each, text) for text in ("", "")]
+        importlib.import_module("js_lazy_patterns")
+    patterns = [record.data["pattern"] for record in process.capture()]
+    assert patterns == [
+        "a literal(!)",
+        CONSTANT,
+        *FAMILY,
+        "a literal of( a loop)",
+        "one more( of it)",
+        "in an b|c",
+    ]
+    assert [what for _, what in request.events] == patterns
+    process.close()
+
+
+def test_djangos_lazy_patterns_are_known_by_their_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = pytest.importorskip("django.utils.regex_helper")
+    monkeypatch.setattr(helper, "_lazy_re_compile", helper._lazy_re_compile)
+    process = Process()
+    declared = helper._lazy_re_compile("".join(["declared ", "at( import)"]))
+    process.restore()
+    request = RequestContext()
+    with request_context(request):
+        declared.match("")
+        helper._lazy_re_compile("".join(["declared for ", "a( user)"])).match("")
+    assert request.events == [("regex", "declared at( import)")]
+    process.close()
+
+
+def test_the_recorder_holds_two_megabytes_at_most() -> None:
+    process = Process()
+    for number in range(300):
+        compiler.compile(f"{number:05}" * 800)
+    assert 100 < len(process.capture()) < 300
+    size = sum(len(record.data["pattern"]) + 8 * len(record.data["code"]) for record in process.capture())
+    assert MAX_TOTAL_BYTES * 0.9 < size <= MAX_TOTAL_BYTES
+    records = process.capture()
+    more = [msgspec.structs.replace(each, data={**each.data, "flags": 8}, key=f"{each.key}m") for each in records[:20]]
+    process.close()
+    process = Process(records + more)
+    assert {dropped.reason for dropped in process.tally.dropped} == {Reason.TOO_LARGE}
+    assert len(process.tally.dropped) >= 19
+    process.close()

@@ -155,6 +155,7 @@ PERSONAL = [
     "/x/eyJhbGc.X.sig",
     "/share/d41d8cd98f00b204e9800998ecf8427e",
     # values
+    "/f?q=200000000",
     "/f?m=alice%40x.example",
     "/f?m=alice%2540x.example",
     "/f?m=alice%25252540x.example",

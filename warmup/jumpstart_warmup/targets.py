@@ -102,7 +102,7 @@ _EXTENSION = re.compile(
 )
 _LETTERS = re.compile(r"[^\W\d_]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_NUMBER_OF_YEAR = re.compile(r"(?:19|20)[0-9]{2}[-_/.]?[0-9]{1,5}")  # of an invoice or an order
+_NUMBER_OF_YEAR = re.compile(r"(?:19|20)[0-9]{2}-[0-9]{1,5}")  # of an invoice or an order
 _PHONE = re.compile(r"\+\W*(?:\d\W*){6}|^\(?\d{3}\)?[-. ]\d{4}$")
 _ADDRESS = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])|::|(?:[0-9a-fA-F]{1,4}:){4}")
 _KNOWN_TOKEN = re.compile(r"^(?:eyJ|[spr]k_(?:live|test)_|gh[pousr]_|github_pat_|xox[a-z]-|glpat-|AKIA|AIza)")
