@@ -147,6 +147,7 @@ class RegexRecorder(Recorder):
         self._passed.arguments = None
         pattern = self._original(p, flags)
         passed = getattr(self._passed, "arguments", None)
+        self._passed.arguments = None  # each thread would keep its last alive
         # Parsing can warn, and warning can compile other patterns: the arguments must be those of this one.
         if entry is None and passed is not None and passed[0] is p and self._learn(key, passed, lazy=is_lazy):
             context.cold_event("regex", str(p[:80]) if isinstance(p, str) else repr(p[:80]))
@@ -304,7 +305,7 @@ def _has_class_attribute(frame: FrameType, pattern: str | bytes) -> bool:
     code = frame.f_code
     if not code.co_argcount:
         return False
-    own = frame.f_locals.get(code.co_varnames[0])
+    own: Any = frame.f_locals.get(code.co_varnames[0])
     cls = own if issubclass(type(own), type) else type(own)
     try:
         return any(_has(dict(vars(each)), pattern) for each in cls.__mro__ if each.__module__ != "builtins")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import inspect
 import logging
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -23,6 +27,7 @@ from jumpstart import cached, caches
 from jumpstart.caches import CacheInfo, stable_digest
 from jumpstart.context import RequestContext, request_context
 from jumpstart.recorder import WarmSettings
+from jumpstart.recorders import cached as cached_recorder
 from jumpstart.recorders.cached import CachedRecorder, version_digest
 from jumpstart.records import Reason, Record, Tally
 
@@ -289,6 +294,7 @@ def test_digests_of_arguments_are_the_same_in_every_process() -> None:
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
+PRELUDE = "VERSION = '1'\nFAILING = ()\nHANG = 0\n"
 SOURCE = """
 import asyncio
 from jumpstart import cached

@@ -256,10 +256,10 @@ def test_what_users_type_is_neither_recorded_nor_named() -> None:
     process.close()
 
 
-def test_what_stands_in_the_program_is_learnt_from_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "js_lazy_patterns.py").write_text("import re\nWORDS = ['b', 'c']\nre.compile('in an ' + '|'.join(WORDS))\n")
+def test_what_stands_in_the_program_is_learnt_from_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "js_lazy_patterns.py").write_text(
+        "import re\nWORDS = ['b', 'c']\nre.compile('in an ' + '|'.join(WORDS))\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     process = Process()
     process.restore()
