@@ -513,13 +513,24 @@ def test_a_function_without_a_source_has_no_snapshots() -> None:
     assert not [record for record in CachedRecorder(WarmSettings()).capture("ship") if "nowhere" in record.key]
 
 
+def spy_on_pickled(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[object]:
+    seen: list[object] = []
+    original = module.pickled
+
+    def spy(value: object) -> bytes:
+        seen.append(value)
+        data: bytes = original(value)
+        return data
+
+    monkeypatch.setattr(module, "pickled", spy)
+    return seen
+
+
 def test_a_repeated_capture_pickles_only_what_is_new(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, shop = start()
-    pickled: list[object] = []
-    original = cached_recorder.pickled
-    monkeypatch.setattr(cached_recorder, "pickled", lambda value: pickled.append(value) or original(value))
+    pickled = spy_on_pickled(monkeypatch, cached_recorder)
     shop.prices("eu")
     shop.prices(object())  # that it cannot be recorded is remembered too
     records = recorder.capture("host")
@@ -570,7 +581,7 @@ def test_the_most_recently_used_entries_are_recorded_in_order(
     shop.prices(0)
     records = recorder.capture("host")
     assert [pickle.loads(record.data["args"])[0][0] for record in records] == [8, 9, 0, "9"]
-    monkeypatch.setattr(cached_recorder, "MAX_TOTAL_BYTES", 100)
+    monkeypatch.setattr(cached_recorder, "MAX_TOTAL_BYTES", 60)
     records = recorder.capture("host")
     assert [pickle.loads(record.data["args"])[0][0] for record in records] == [0], "the newest, not the oldest"
 
@@ -582,8 +593,8 @@ def test_whatever_a_function_raises_costs_its_record(
 ) -> None:
     if (function, error) == ("async def", "KeyboardInterrupt"):
         pytest.skip("in the main thread it may be the operator's")
-    source = f"import asyncio\n@cached(snapshot='key')\n{function} raising(n):\n    if FAILING: raise {error}\n    return n\n"
-    monkeypatch.setattr(sys.modules[__name__], "SOURCE", SOURCE + source)
+    source = f"{SOURCE}\n@cached(snapshot='key')\n{function} raising(n):\n    if FAILING: raise {error}\n    return n\n"
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", source)
     recorder, shop = start()
     for number in range(20):
         result = shop.raising(number)

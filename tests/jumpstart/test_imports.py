@@ -13,11 +13,16 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from jumpstart import imports
+from jumpstart import imports, runtime
 from jumpstart.context import RequestContext, request_context
+from jumpstart.imports import file_of, spec_of, when_imported
+from jumpstart.recorder import WarmSettings
+from jumpstart.recorders import load_recorders
+from jumpstart.records import Tally
 
 
 @pytest.fixture
@@ -215,3 +220,45 @@ def test_running_a_watched_module_as_a_program_works(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "ran as __main__\n"
+
+
+def test_odd_entries_of_sys_modules_are_read_without_running_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proxies, None, modules that load themselves when they are looked at: every recorder walks over them."""
+
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            raise SystemExit(name)
+
+        __spec__ = property(lambda self: 1 / 0)
+        __file__ = property(lambda self: 1 / 0)
+        __path__ = property(lambda self: 1 / 0)
+
+    class Hidden(Odd):
+        __dict__ = property(lambda self: 1 / 0)  # type: ignore[assignment]  # what a proxy may do
+
+    (tmp_path / "js_unloaded.py").write_text("raise AssertionError('loaded by looking at it')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = importlib.util.find_spec("js_unloaded")
+    assert spec is not None and spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    unloaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unloaded)
+    slots = type("Slots", (), {"__slots__": ()})()
+    odd = {"js_odd": Odd(), "js_hidden": Hidden(), "js_slots": slots, "js_class": Odd, "js_unloaded": unloaded}
+    for name, module in odd.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "js_none", None)  # type: ignore[arg-type]  # forbids an import
+    for name in (*odd, "js_none"):
+        spec_of(sys.modules[name]), file_of(sys.modules[name])
+        assert runtime.loaded_dependency(f"{name}.below") == {}
+        assert not runtime.is_app_module(name, Path("/nonexistent"))
+        monkeypatch.setitem(imports._lazy, name, None)
+    when_imported("js_odd", lambda module: None)
+    settings = WarmSettings(lru_cache=("js_*",), app_dir=str(tmp_path))
+    for recorder in load_recorders(settings):
+        recorder.restore(object(), [], Tally())
+        captured = {record.key for record in recorder.capture("host")}
+        assert not captured.intersection({*odd, "js_none"} - {"js_unloaded"})
+    assert type(unloaded).__name__ == "_LazyModule", "it has not been loaded"

@@ -143,8 +143,13 @@ def test_a_repeated_capture_costs_only_what_is_new(
 ) -> None:
     recorder, shop = process()
     pickled: list[object] = []
-    original = lru.pickled
-    monkeypatch.setattr(lru, "pickled", lambda value: pickled.append(value) or original(value))
+    original = cached.pickled
+
+    def spy(value: object) -> bytes:
+        pickled.append(value)
+        return original(value)
+
+    monkeypatch.setattr(lru, "pickled", spy)
     fill(shop)
     records = recorder.capture("host")
     assert len(pickled) == 9

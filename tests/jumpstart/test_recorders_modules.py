@@ -58,6 +58,23 @@ def test_a_second_and_a_third_process_get_the_modules_in_order(folder: Path) -> 
         assert recorder.capture("host") == records
 
 
+def test_a_module_whose_source_was_replaced_or_removed_is_not_recorded(folder: Path) -> None:
+    file = folder / "pulled_lazy.py"
+    file.write_text("")
+    recorder = ModulesRecorder(WarmSettings())
+    recorder.observe()
+    with request_context(RequestContext()) as request:
+        importlib.import_module("pulled_lazy")
+    imports.import_events(request)
+    [record] = recorder.capture("host")
+    file.write_text("# pulled")
+    assert recorder.capture("host") == []
+    file.unlink()
+    assert recorder.capture("host") == []
+    file.write_text("")
+    assert recorder.capture("host") == [record]
+
+
 def test_a_module_that_raises_or_exits_costs_its_record_only(folder: Path) -> None:
     (folder / "exits_mod.py").write_text("raise SystemExit(3)")
     (folder / "raises_mod.py").write_text("1 / 0")

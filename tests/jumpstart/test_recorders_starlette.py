@@ -128,6 +128,21 @@ def test_a_document_of_another_build_is_stale_and_the_framework_builds_the_new_o
     assert warm.responses == start(folder, ["/api/openapi.json"]).responses
 
 
+@pytest.mark.parametrize("file", ["models.py", "web.py"])
+def test_the_document_of_a_replaced_source_is_not_recorded(folder: Path, file: str) -> None:
+    """``git pull`` under a running server: the document that the old code has built is not the new code's."""
+    change = f"import pathlib; pathlib.Path({str(folder / file)!r}).open('a').write('\\n# pulled')"
+    replacing = APP.replace("async def hello(request):", f"async def hello(request):\n    {change}")
+    (folder / "web.py").write_text(replacing)
+    cold = start(folder, ["/", "/api/openapi.json"])
+    assert cold.cold("openapi") == ["API"] and cold.captured["openapi"] == []
+    (folder / "web.py").write_text(replacing)
+    (folder / "models.py").write_text(MODELS)
+    gone = f"import pathlib; pathlib.Path({str(folder / file)!r}).unlink()"
+    (folder / "web.py").write_text(replacing.replace(change, gone))
+    assert start(folder, ["/api/openapi.json", "/"]).captured["openapi"] == []
+
+
 def test_routes_that_depend_on_the_environment_make_a_document_stale(folder: Path) -> None:
     (folder / "web.py").write_text(APP + "\nimport os\nif 'EXTRA' in os.environ:\n    api.get('/extra')(lambda: 1)\n")
     cold = start(folder, ["/api/openapi.json"])

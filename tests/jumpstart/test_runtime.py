@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from jumpstart.runtime import (
     digest,
     distributions_digest,
     is_app_module,
+    is_as_loaded,
+    loaded_dependency,
     module_dependency,
     runtime_key,
     sources_digest,
@@ -81,6 +84,42 @@ def test_a_digest_follows_the_bytes_and_not_the_place(site: Path, tmp_path: Path
     assert digest("module:jsmoving") == first
     assert module_dependency("jsmoving") == {"module:jsmoving": first}
     assert module_dependency("jsnosuch") == {}
+
+
+def test_a_dependency_is_noted_of_what_was_loaded(site: Path) -> None:
+    """The file may be replaced under the running process; a reload notes it anew, a lost source is never valid."""
+    file = write(site / "jsloaded.py", "a = 1")
+    module = importlib.import_module("jsloaded")
+    try:
+        noted = loaded_dependency("jsloaded")
+        assert noted == module_dependency("jsloaded") and is_as_loaded(noted)
+        write(file, "a = 22")
+        assert loaded_dependency("jsloaded") == noted != module_dependency("jsloaded")
+        assert not is_as_loaded(noted)
+        importlib.invalidate_caches()
+        importlib.reload(module)
+        assert loaded_dependency("jsloaded") == module_dependency("jsloaded")
+        file.unlink()
+        assert not is_as_loaded(loaded_dependency("jsloaded"))
+        assert not is_as_loaded({})
+    finally:
+        del sys.modules["jsloaded"]
+
+
+def test_a_file_of_the_same_size_and_time_is_told_apart(site: Path) -> None:
+    """Deploy tools keep modification times, or set all of them to one."""
+    file = write(site / "jstimes.py", "a = 1")
+    os.utime(file, ns=(0, 0))
+    first = digest("module:jstimes")
+    successor = write(site / "jstimes.new", "a = 2")
+    os.utime(successor, ns=(0, 0))
+    successor.replace(file)
+    assert digest("module:jstimes") != first
+
+
+def test_the_main_script_has_no_digest(site: Path) -> None:
+    write(site / "__main__.py", "a = 1")
+    assert module_dependency("__main__") == {}
 
 
 def test_namespace_packages_and_what_is_below_them(site: Path) -> None:
