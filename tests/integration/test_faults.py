@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import signal
-import sys
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -141,14 +141,30 @@ def test_nonsense_on_a_control_channel_costs_that_worker_only(
         stops_promptly(server)
 
 
+def test_a_worker_that_calls_another_process_itself_does_it_no_harm(serve: Serve, app: Callable[[str], Path]) -> None:
+    with subprocess.Popen(["sleep", "100"]) as bystander, serve("faulty:app", "-w", "2", app_dir=app(RAVING)) as server:
+        try:
+            before = server.wait_workers(2)
+            with contextlib.suppress(Exception):
+                server.request("POST", "/", content=encode(Hello(bystander.pid)))
+            wait_until(lambda: not all(map(is_alive, before)), why="the worker that raved is ended")
+            wait_until(lambda: len(server.worker_pids()) == 2)
+            assert bystander.poll() is None
+            stops_promptly(server)
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
 SURROGATES = """
-import json, re
+import json, jumpstart, re
 
 def app(environ, start_response):
     body = environ["wsgi.input"].read()
     if environ["PATH_INFO"] == "/raises":
         raise ValueError("bad \\udcff")
     if body:
+        jumpstart.cold_event("lookup", json.loads(body))
         re.search(re.escape(json.loads(body)), "x")
     start_response("200 OK", [("Content-Length", "2")])
     return [b"ok"]
@@ -158,10 +174,10 @@ def app(environ, start_response):
 def test_lone_surrogates_from_a_client_disturb_neither_status_nor_stop(
     serve: Serve, app: Callable[[str], Path]
 ) -> None:
-    """Such a text cannot be UTF-8; here it comes into the name of a cold event, and of a record."""
+    """Such a text cannot be UTF-8; here it comes into the name of a cold event and into a pattern."""
     with serve("faulty:app", app_dir=app(SURROGATES)) as server:
         (worker,) = server.worker_pids()
-        assert server.request("POST", "/", content=rb'"\ud800 in a pattern"').status_code == 200
+        assert server.request("POST", "/", content=rb'"\ud800"').status_code == 200
         began = time.monotonic()
         names = [name for route in server.status()["routes"].values() for name in route["cold_names"]]
         assert time.monotonic() - began < 1.5  # a worker that does not answer costs the page two seconds
@@ -223,9 +239,7 @@ def test_an_app_with_a_child_since_its_import_is_served_and_stopped(
         assert not server.processes()
 
 
-def test_a_child_of_the_app_keeps_no_port_when_all_of_ours_are_killed(
-    serve: Serve, app: Callable[[str], Path]
-) -> None:
+def test_a_child_of_the_app_keeps_no_port_when_all_of_ours_are_killed(serve: Serve, app: Callable[[str], Path]) -> None:
     with serve("faulty:app", app_dir=app(FORKED_HELPER + HELLO)) as server:
         children = server.processes() - {server.pid, *server.worker_pids()}
         assert children

@@ -236,7 +236,7 @@ def test_odd_entries_of_sys_modules_are_read_without_running_anything(
         __path__ = property(lambda self: 1 / 0)
 
     class Hidden(Odd):
-        __dict__ = property(lambda self: 1 / 0)  # type: ignore[assignment]  # what a proxy may do
+        __dict__ = property(lambda self: 1 / 0)  # what a proxy may do
 
     (tmp_path / "js_unloaded.py").write_text("raise AssertionError('loaded by looking at it')")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -249,7 +249,7 @@ def test_odd_entries_of_sys_modules_are_read_without_running_anything(
     odd = {"js_odd": Odd(), "js_hidden": Hidden(), "js_slots": slots, "js_class": Odd, "js_unloaded": unloaded}
     for name, module in odd.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "js_none", None)  # type: ignore[arg-type]  # forbids an import
+    monkeypatch.setitem(sys.modules, "js_none", None)  # forbids an import
     for name in (*odd, "js_none"):
         spec_of(sys.modules[name]), file_of(sys.modules[name])
         assert runtime.loaded_dependency(f"{name}.below") == {}
