@@ -26,7 +26,7 @@ from jumpstart_server import lifecycle, system
 from jumpstart_server.addresses import addresses_of, bind, describe
 from jumpstart_server.exits import ExitCode
 from jumpstart_server.learning import Learning
-from jumpstart_server.lifecycle import Event, Restarts, State, Worker
+from jumpstart_server.lifecycle import Event, LifecycleError, Restarts, State, Worker
 from jumpstart_server.messages import (
     Accept,
     Ask,
@@ -178,6 +178,9 @@ class Supervisor:
         if not self.accepting:
             self._close_sockets()
         else:
+            for sock, address in zip(self.sockets, addresses_of(self._tenant)):
+                if address.fd < 0:  # one that we were given lives on, and resets nobody
+                    system.take_no_more(sock)  # what connects after the last accept would be reset by the closing
             # Ours stay open while workers take the connections that wait, or the last one to close would reset them;
             # not longer, since what connects then would never be accepted.
             asyncio.get_running_loop().call_later(KILL_GRACE, self._close_sockets)
@@ -223,14 +226,21 @@ class Supervisor:
 
     async def _end_orphans(self) -> None:
         """End what the app left behind (helpers that it forked): they are our children now, and may hold the port."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            give_up = time.monotonic() + ORPHAN_GRACE
-            for pid in self._orphans():
-                logger.info("ending pid=%d, which the app left behind", pid)
-                self._kill(pid, number)
-            while self._orphans() and time.monotonic() < give_up:
-                self._reap()
-                await asyncio.sleep(0.01)
+        kill_after = time.monotonic() + ORPHAN_GRACE
+        told: set[tuple[int, signal.Signals]] = set()
+        while orphans := self._orphans():  # the children of one that ends are ours next
+            now = time.monotonic()
+            if now > kill_after + ORPHAN_GRACE:
+                logger.error("giving up on %s", orphans)
+                break
+            number = signal.SIGTERM if now < kill_after else signal.SIGKILL
+            for pid in orphans:
+                if (pid, number) not in told:
+                    told.add((pid, number))
+                    logger.info("ending pid=%d, which the app left behind", pid)
+                    self._kill(pid, number)
+            self._reap()
+            await asyncio.sleep(0.01)
 
     def _orphans(self) -> list[int]:
         return [pid for pid in system.children() if pid not in self._strangers]
@@ -499,9 +509,11 @@ class Supervisor:
     def _worker_said(self, member: Member, message: object) -> None:
         worker = member.worker
         if isinstance(message, Hello):
-            self._pids.add(message.pid)
-            member.worker = replace(worker, pid=message.pid)
+            if worker.pid not in (None, message.pid):
+                raise LifecycleError(f"worker {worker.slot} says it is pid {message.pid}, not {worker.pid}")
             self._advance(member, Event.HELLO)
+            self._pids.add(message.pid)
+            member.worker = replace(member.worker, pid=message.pid)
             if self._stopping:
                 member.send(Drain())
         elif isinstance(message, WorkerReady):

@@ -6,12 +6,22 @@ import ctypes
 import faulthandler
 import os
 import signal
+import socket
+import struct
 import sys
 import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
+SO_ATTACH_FILTER = 26  # asm-generic/socket.h
+DROP_SYN = (  # linux/filter.h, classic BPF; a TCP socket's filter sees the TCP header first, with its flags in byte 13
+    (0x30, 0, 0, 13),  # load them
+    (0x54, 0, 0, 0x12),  # of these, SYN and ACK
+    (0x15, 0, 1, 0x02),  # only SYN?
+    (0x06, 0, 0, 0),  # then keep no byte of the packet,
+    (0x06, 0, 0, 0xFFFFFFFF),  # else all
+)
 
 IS_LINUX = sys.platform == "linux"
 
@@ -41,6 +51,22 @@ def die_with_parent(parent: int, patience_s: float = 2.0) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def take_no_more(sock: socket.socket) -> None:
+    """
+    Have the kernel drop each SYN for a listening TCP socket; connections that it has begun can be accepted.
+
+    Who connects meanwhile is not answered, tries again a second later, and is refused once the socket is closed.
+    """
+    if IS_LINUX and sock.family in (socket.AF_INET, socket.AF_INET6):
+        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in DROP_SYN))
+        try:
+            sock.setsockopt(
+                socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", len(DROP_SYN), ctypes.addressof(code))
+            )
+        except OSError:
+            pass  # a kernel without filters: who connects in the last millisecond may see a reset
 
 
 def children() -> list[int]:

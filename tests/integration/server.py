@@ -164,7 +164,7 @@ def connects(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
         return True
-    except ConnectionError:
+    except (ConnectionError, TimeoutError):
         return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,14 +257,16 @@ def test_a_killed_server_leaves_no_choice_behind(serve: Serve, app_dir: Path, ho
     assert "no running server found" in gone.stderr
 
 
-def test_a_run_folder_of_others_costs_a_line(serve: Serve, app_dir: Path, home: Path) -> None:
+def test_a_run_folder_of_others_costs_a_line(serve: Serve, app_dir: Path) -> None:
     """Somebody else could put a socket there and be asked instead of the server."""
-    run = home / "state" / "run"
-    run.mkdir(parents=True)
-    run.chmod(0o777)
-    with serve("plain:app", app_dir=app_dir) as server:
-        server.wait_for_line(r"\[WARNING\] no admin pages: .*unsafe-owner")
-        assert server.get("/").text == "ok"
-    shown = run_command("status", home=home)
+    with tempfile.TemporaryDirectory(prefix="js") as short:  # or the pages would be in the system's temporary folder
+        home = Path(short)
+        run = home / "state" / "run"
+        run.mkdir(parents=True)
+        run.chmod(0o777)
+        with serve("plain:app", app_dir=app_dir, home=home) as server:
+            server.wait_for_line(r"\[WARNING\] no admin pages: .*unsafe-owner")
+            assert server.get("/").text == "ok"
+        shown = run_command("status", home=home)
     assert shown.returncode != 0
     assert "may be written by others" in shown.stderr

@@ -170,7 +170,7 @@ def test_it_stays_up_warm_until_ctrl_c(demo: Demo, tmp_path: Path) -> None:
     connection.close()
     words = demo.wait_for(r"  (\S+) (status --admin unix:\S+)\n", "stdout")
     status = subprocess.run([ROOT / words[1], *words[2].split()], capture_output=True, text=True, timeout=30)
-    assert "cold events 0, warm coverage 100.0%" in status.stdout, status.stderr
+    assert "cold events 0, 100.0% of them warm" in status.stdout, status.stderr
 
     assert demo.end(signal.SIGINT) == 0
     demo.assert_nothing_is_left()
