@@ -486,7 +486,7 @@ def test_an_app_that_knows_no_lifespan(serve: Serve, tmp_path: Path) -> None:
         (("a:b", "--bind", "1.2.3.4:http"), {}, "", "write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER"),
         (("a:b", "--warmup", "none.toml"), {}, "", "none.toml: no such file"),
         (("a:b", "-c", "none.toml"), {}, "", "-c none.toml: no such file"),
-        (("a/b.py:app", "--port", "0"), {}, "", "is a file; write its module and the app's name in it: b:app --app-dir a"),
+        (("a/b.py:app", "--port", "0"), {}, "", "is a file; write its module and the app's name in it: b:app"),
         (("a:b+c", "--port", "0"), {}, "", "is neither an attribute (app, pkg.app) nor a call with literal arguments"),
         (("a:b", "--port", "0", "--app-dir", "none"), {}, "", "none: no such folder"),
         (("a:b", "--host", "no.such.host.invalid"), {}, "", "--bind no.such.host.invalid:8000"),
