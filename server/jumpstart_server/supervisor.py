@@ -24,6 +24,7 @@ from jumpstart.records import Reason
 from jumpstart.report import BootReport, Refusal, Span
 from jumpstart_server import lifecycle, system
 from jumpstart_server.addresses import addresses_of, bind, describe
+from jumpstart_server.children import Children
 from jumpstart_server.exits import ExitCode
 from jumpstart_server.learning import Learning
 from jumpstart_server.lifecycle import Event, LifecycleError, Restarts, State, Worker
@@ -55,7 +56,6 @@ logger = logging.getLogger(__name__)
 KILL_GRACE = 2.0  # seconds beyond graceful_timeout that a draining worker has before SIGKILL
 ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
 FORK_PATIENCE = 10.0  # seconds that a mold may take to fork and the worker to say hello
-ORPHAN_GRACE = 1.0  # seconds that children which the app left behind may take to end on SIGTERM
 IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # that would end the process, and mean more elsewhere
 SAVE_DELAY = 1.0  # seconds between a worker's report of something new and its writing to disk
 CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
@@ -104,15 +104,13 @@ class Supervisor:
         self._stopping = False
         self._ended = asyncio.Event()
         self._gone = asyncio.Event()  # set whenever a process is found gone
-        self._pids: set[int] = set()
-        self._statuses: dict[int, int] = {}
+        self._children = Children(self._child_ended)
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = 0
         self._listening = False
         self._save_planned = False
         self._cold = False  # the boot with warm state failed; this one does without
         self._own_refusals: list[Refusal] = []
-        self._strangers: set[int] = set()  # children that are not of our making
 
     # ------------------------------------------------------------------ from start to end
 
@@ -128,10 +126,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop_asked, number)
         for number in IGNORED_SIGNALS:
             loop.add_signal_handler(number, self._ignore, number)
-        loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        self._strangers = set(system.children())  # of a shell that became us: "backend & exec jumpstart serve"
-        if self._waiting is not None:
-            self._strangers.discard(self._waiting.pid)
+        loop.add_signal_handler(signal.SIGCHLD, self._children.reap)
+        self._children.leave_alone(self._waiting.pid if self._waiting is not None else None)
         system.adopt_orphans()
         try:
             for address in addresses_of(self._tenant):
@@ -141,11 +137,11 @@ class Supervisor:
             await self._ended.wait()
             await self._wait_for_processes()
             await self.learning.save()
-            await self._end_orphans()
+            await self._children.end_orphans()
         finally:
             for task in list(self._tasks):
                 task.cancel()
-            self._kill_all()
+            self._children.kill_all()
             self._close_sockets()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *IGNORED_SIGNALS):
                 loop.remove_signal_handler(number)
@@ -164,7 +160,7 @@ class Supervisor:
     def _stop_asked(self, number: int) -> None:
         if self._stopping:
             logger.warning("second %s: stopping at once", signal.Signals(number).name)
-            self._kill_all()
+            self._children.kill_all()
             return
         logger.info("%s: draining %d workers", signal.Signals(number).name, len(self.members))
         self._stop(ExitCode.CLEAN)
@@ -186,7 +182,7 @@ class Supervisor:
             asyncio.get_running_loop().call_later(KILL_GRACE, self._close_sockets)
         for member in self.members.values():
             if member.worker.state is State.STARTING and member.worker.pid is not None:
-                self._kill(member.worker.pid, signal.SIGKILL)  # spawned, and still at its import, as a mold may be
+                self._children.kill(member.worker.pid)  # spawned, and still at its import, as a mold may be
             elif not member.accepting:
                 # It may end its lifespan in order, but has no client to wait for.
                 asyncio.get_running_loop().call_later(KILL_GRACE, self._end, member)
@@ -194,67 +190,35 @@ class Supervisor:
             member.send(Drain())
         if self.mold is not None:
             # It holds nothing that is worth a goodbye, and may be stuck in an import.
-            self._kill(self.mold.pid, signal.SIGKILL)
+            self._children.kill(self.mold.pid)
         self._ended.set()
 
     def _end(self, member: Member) -> None:
-        self._kill_ours(member.worker.pid or 0)
+        self._children.kill(member.worker.pid)
 
     async def _wait_for_processes(self) -> None:
         """Wait for the workers within their time; kill those that take longer."""
         deadline = time.monotonic() + self._tenant.graceful_timeout + KILL_GRACE
         killed = False
-        while self._pids or self.members:
+        while self._children.ours or self.members:
             self._gone.clear()
-            self._reap()
-            if not (self._pids or self.members):
+            self._children.reap()
+            if not (self._children.ours or self.members):
                 break
             left = deadline - time.monotonic()
             if left <= 0 and killed:
-                logger.error("giving up on %s", sorted(self._pids) or "channels that nobody closes")
+                logger.error("giving up on %s", sorted(self._children.ours) or "channels that nobody closes")
                 break
             if left <= 0:
                 killed = True
-                slow = sorted(self._pids)
+                slow = sorted(self._children.ours)
                 logger.error("not gone after %.0f s, killed: %s", self._tenant.graceful_timeout + KILL_GRACE, slow)
-                self._kill_all()
+                self._children.kill_all()
                 deadline = time.monotonic() + KILL_GRACE
             try:
                 await asyncio.wait_for(self._gone.wait(), max(left, 0.05))
             except TimeoutError:
                 pass
-
-    async def _end_orphans(self) -> None:
-        """End what the app left behind (helpers that it forked): they are our children now, and may hold the port."""
-        kill_after = time.monotonic() + ORPHAN_GRACE
-        told: set[tuple[int, signal.Signals]] = set()
-        while orphans := self._orphans():  # the children of one that ends are ours next
-            now = time.monotonic()
-            if now > kill_after + ORPHAN_GRACE:
-                logger.error("giving up on %s", orphans)
-                break
-            number = signal.SIGTERM if now < kill_after else signal.SIGKILL
-            for pid in orphans:
-                if (pid, number) not in told:
-                    told.add((pid, number))
-                    logger.info("ending pid=%d, which the app left behind", pid)
-                    self._kill(pid, number)
-            self._reap()
-            await asyncio.sleep(0.01)
-
-    def _orphans(self) -> list[int]:
-        return [pid for pid in system.children() if pid not in self._strangers]
-
-    def _kill_all(self) -> None:
-        for pid in self._pids:
-            self._kill(pid, signal.SIGKILL)
-
-    @staticmethod
-    def _kill(pid: int, number: signal.Signals) -> None:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
     def _close_sockets(self) -> None:
         for sock, address in zip(self.sockets, addresses_of(self._tenant)):
@@ -310,7 +274,7 @@ class Supervisor:
         """Take the interpreter that waits already, or start one, and tell it its role."""
         interpreter, self._waiting = self._waiting or start_interpreter(self.settings.target), None
         interpreter.release()
-        self._pids.add(interpreter.pid)
+        self._children.ours.add(interpreter.pid)
         try:
             interpreter.tell(encode(self._start_message(role, slot)), [sock.fileno() for sock in self.sockets])
         except OSError as error:
@@ -321,7 +285,7 @@ class Supervisor:
         channel = await Channel.open(interpreter.control)
         mold = self.mold = Mold(interpreter.pid, generation, interpreter.control, channel)
         if self._stopping:
-            self._kill(mold.pid, signal.SIGKILL)  # the stop came before there was a mold to end
+            self._children.kill(mold.pid)  # the stop came before there was a mold to end
         failed = False
         try:
             async with asyncio.timeout(self._tenant.startup_timeout or None):
@@ -336,13 +300,13 @@ class Supervisor:
         except TimeoutError:
             failed = True
             limit = self._tenant.startup_timeout
-            self._kill(mold.pid, signal.SIGKILL)
+            self._children.kill(mold.pid)
             self._boot_died(f"the app was not imported within --startup-timeout {limit:g} s")
         except ChannelClosedError:
             pass
         except Exception:
             logger.exception("mold pid=%d is killed for what it said", mold.pid)
-            self._kill_ours(mold.pid)
+            self._children.kill(mold.pid)
         finally:
             channel.close()
         await self._mold_gone(mold, failed)
@@ -372,7 +336,7 @@ class Supervisor:
                 self._start_worker(slot)
 
     async def _mold_gone(self, mold: Mold, failed: bool) -> None:
-        status = await self._status_of(mold.pid)
+        status = await self._children.status_of(mold.pid)
         if self.mold is mold:
             self.mold = None
         if self._stopping or self.start_method == "spawn" or mold.generation != self.generation:
@@ -419,11 +383,11 @@ class Supervisor:
         self._own_refusals.append(Refusal("warm state", Reason.FAILED, f"the boot with it failed: {text}"))
         self._cold = True
         if self.mold is not None:
-            self._kill(self.mold.pid, signal.SIGKILL)
+            self._children.kill(self.mold.pid)
             self.mold = None  # or its workers, as they end, would be replaced by orders to it
         for member in self.members.values():
             if member.worker.pid is not None:
-                self._kill(member.worker.pid, signal.SIGKILL)
+                self._children.kill(member.worker.pid)
             member.hang_up()
         self.start_method = ""
         self._start_generation()
@@ -489,9 +453,9 @@ class Supervisor:
             if member.worker.pid is None and mold is not None:
                 logger.error("mold pid=%d does not fork within %.0f s and is replaced", mold.pid, FORK_PATIENCE)
                 member.complaint = "its mold does not answer"
-                self._kill_ours(mold.pid)
+                self._children.kill(mold.pid)
             elif member.worker.pid is not None:
-                self._kill(member.worker.pid, signal.SIGKILL)
+                self._children.kill(member.worker.pid)
                 member.complaint = (
                     f"worker {member.worker.slot} was not ready within --startup-timeout {limit or 0:g} s"
                 )
@@ -501,7 +465,7 @@ class Supervisor:
             pass
         except Exception:
             logger.exception("worker=%d pid=%s is killed for what it said", member.worker.slot, member.worker.pid)
-            self._kill_ours(member.worker.pid or 0)
+            self._children.kill(member.worker.pid)
         finally:
             channel.close()
         await self._worker_gone(member)
@@ -512,7 +476,7 @@ class Supervisor:
             if worker.pid not in (None, message.pid):
                 raise LifecycleError(f"worker {worker.slot} says it is pid {message.pid}, not {worker.pid}")
             self._advance(member, Event.HELLO)
-            self._pids.add(message.pid)
+            self._children.ours.add(message.pid)
             member.worker = replace(member.worker, pid=message.pid)
             if self._stopping:
                 member.send(Drain())
@@ -598,7 +562,7 @@ class Supervisor:
 
     async def _worker_gone(self, member: Member) -> None:
         worker = member.worker
-        status = await self._status_of(worker.pid) if worker.pid is not None else "never said hello"
+        status = await self._children.status_of(worker.pid) if worker.pid is not None else "never said hello"
         served = time.monotonic() - worker.since if worker.state is State.SERVING else None
         asked = worker.state is State.DRAINING
         self._advance(member, Event.EXITED)
@@ -630,20 +594,9 @@ class Supervisor:
         if not self._stopping and worker.slot not in self.members:
             self._start_worker(worker.slot)
 
-    def _reap(self) -> None:
-        """Collect every child that has ended: ours, and strangers that the kernel hands to us."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            if pid in self._pids:
-                self._statuses[pid] = status
-                self._pids.discard(pid)
-                self._gone.set()
-                asyncio.get_running_loop().call_later(KILL_GRACE, self._hang_up, pid)
+    def _child_ended(self, pid: int) -> None:
+        self._gone.set()
+        asyncio.get_running_loop().call_later(KILL_GRACE, self._hang_up, pid)
 
     def _hang_up(self, pid: int) -> None:
         """
@@ -659,25 +612,6 @@ class Supervisor:
             unborn = member.worker.pid is None and (mold is None or mold.pid == pid)
             if member.worker.pid == pid or unborn:
                 member.hang_up()
-
-    def _kill_ours(self, pid: int) -> None:
-        """Kill a process of ours unless it was collected: its number may belong to somebody else by now."""
-        if pid in self._pids:
-            self._kill(pid, signal.SIGKILL)
-
-    async def _status_of(self, pid: int) -> str:
-        """The exit of *pid* in words; it is given a moment, for its socket closes before it can be reaped."""
-        give_up = time.monotonic() + KILL_GRACE
-        while pid in self._pids and time.monotonic() < give_up:
-            self._reap()
-            if pid in self._pids:
-                await asyncio.sleep(0.01)
-        if pid in self._pids:
-            self._kill(pid, signal.SIGKILL)  # its channel is closed: it is of no use any more
-            self._pids.discard(pid)
-            return "closed its channel"
-        status = self._statuses.pop(pid, None)
-        return system.describe_status(status) if status is not None else "unknown"
 
     # ------------------------------------------------------------------ what the admin pages ask
 
