@@ -158,6 +158,8 @@ class Supervisor:
         logger.warning("%s does nothing in this version; it is ignored", signal.Signals(number).name)
 
     def _stop_asked(self, number: int) -> None:
+        if self._stopping and number == signal.SIGTERM:
+            return  # timeout(1) sends it twice, to the process and to its group
         if self._stopping:
             logger.warning("second %s: stopping at once", signal.Signals(number).name)
             self._children.kill_all()

@@ -169,6 +169,21 @@ def test_a_second_signal_ends_it_at_once(serve: Serve, tmp_path: Path, gate: Gat
 
 
 @GATED
+def test_a_second_sigterm_cuts_nothing(serve: Serve, tmp_path: Path, gate: Gate, source: str) -> None:
+    """As timeout(1) sends it: to the process and to its group."""
+    folder = write_app(tmp_path / "app", "gated", source)
+    with serve("gated:app", app_dir=folder, env=gate.env) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.get, "/gated")
+        gate.wait_started(server)
+        server.process.terminate()
+        server.wait_for_line("SIGTERM: draining 1 workers")
+        server.process.terminate()
+        gate.open()
+        assert answer.result().status_code == 200
+        assert ends_promptly(server) == 0
+
+
+@GATED
 def test_a_request_that_does_not_end_is_given_up(serve: Serve, tmp_path: Path, gate: Gate, source: str) -> None:
     folder = write_app(tmp_path / "app", "gated", source)
     options = ("--graceful-timeout", "1")
