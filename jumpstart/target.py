@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,8 @@ def detect_interface(app: Any, text: str = "the app") -> Interface:
     if not callable(app):
         raise ConfigError(f"{text} is {type(app).__name__!r}, which is not callable: neither a WSGI nor an ASGI app")
     try:
-        return _interface(app, text)
+        with warnings.catch_warnings(action="ignore"):  # of what the app does (Python 3.13: a partial as __call__)
+            return _interface(app, text)
     except ConfigError:
         raise
     except BaseException as error:  # proxies raise anything when an attribute is asked for

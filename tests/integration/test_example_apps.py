@@ -233,6 +233,7 @@ def test_the_flask_app() -> None:
         assert client.get("/lazy").json == {"mean": "1/2"}
         assert client.post("/echo", data=b"body").data == b"body"
         assert client.get("/crash").status_code == 500
+        app.extensions["engine"].dispose()
 
 
 def test_the_flask_app_with_a_database_file(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def create_app() -> Flask:
         engine = create_engine(f"sqlite:///{path}")
     else:  # one connection for all threads, or each would see an empty database of its own
         engine = create_engine("sqlite://", connect_args={"check_same_thread": False}, poolclass=StaticPool)
+    site.extensions["engine"] = engine  # so that a test can close what it opened
     filled = False
 
     def session() -> Session:
