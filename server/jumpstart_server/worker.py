@@ -54,6 +54,7 @@ from jumpstart_server.messages import (
     WorkerReady,
 )
 from jumpstart_server.pool import ThreadPool
+from jumpstart_server.warming import WarmupNotes, describe, is_rejected
 from jumpstart_server.wsgi import WSGIAdapter
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
 from jumpstart_warmup.inprocess import Outcome, WarmupResult, warm_asgi, warm_wsgi
@@ -271,42 +272,13 @@ class _Worker:
 
     async def _warm_up(self, state: dict[str, Any]) -> WarmupReport:
         recorded = self.corpus.requests_for_warmup(REPLAY_LIMIT)
-        worked: set[WarmRequest] = set()
-        rejected: list[str] = []
-
-        def note(outcome: Outcome) -> None:
-            # What was recorded had succeeded: a 400 here is an app that does not know the warm-up's Host, say.
-            if outcome.error is None and outcome.status is not None and outcome.status < 400:
-                worked.add(outcome.request)
-            elif _is_rejected(outcome) and outcome.request in self._requests:
-                rejected.append(_describe(outcome))
-
-        replayed = recorded if self.settings.tenant.replay and self.start.replay else []
-        budget_s = self.settings.tenant.warmup_budget
-        result = await self.replay([*(self._requests if self.start.replay else ()), *replayed], state, budget_s, note)
-        if rejected:
-            logger.warning(
-                "warm-up: %d requests of --warmup were answered with 4xx; give expect_status where that is meant: %s",
-                *(len(rejected), "; ".join(rejected[:5])),
-            )
-        if replayed and not worked:
-            logger.warning(
-                "warm-up: none of %d recorded requests succeeded (statuses: %s); if the app checks the Host header, "
-                "name one of its own with --warmup-host",
-                *(len(replayed), ", ".join(f"{count} × {status}" for status, count in result.statuses.items())),
-            )
-        total = sum(request.weight for request in recorded)
-        covered = sum(request.weight for request in recorded if request in worked)
-        return WarmupReport(
-            sent=result.requests,
-            ok=result.ok,
-            skipped=result.skipped,
-            failures=[f"{failure.method} {failure.path}: {failure.error}" for failure in result.failed],
-            elapsed_s=result.elapsed_s,
-            cold_events=result.cold_events,
-            replay=self.settings.tenant.replay and self.start.replay,
-            coverage=covered / total if total and replayed else None,
-        )
+        may_replay = self.settings.tenant.replay and self.start.replay
+        replayed = recorded if may_replay else []
+        own = self._requests if self.start.replay else []
+        notes = WarmupNotes(own, recorded, replayed)
+        result = await self.replay([*own, *replayed], state, self.settings.tenant.warmup_budget, notes.note)
+        notes.complain(result)
+        return notes.report(result, replay=may_replay)
 
     async def replay(
         self,
@@ -360,8 +332,8 @@ class _Worker:
 
         def count(outcome: Outcome) -> None:
             request = outcome.request
-            if _is_rejected(outcome):
-                rejected.append(_describe(outcome))
+            if is_rejected(outcome):
+                rejected.append(describe(outcome))
             if outcome.error is None and outcome.status is not None and outcome.status < 400:
                 route = normalise_path(request.path.partition("?")[0])
                 self.corpus.observe_request(route, request.method, request.path, request.headers)
@@ -446,16 +418,6 @@ def _settle(
         future.set_exception(error)
     else:
         future.set_result(result or {})
-
-
-def _is_rejected(outcome: Outcome) -> bool:
-    """A 4xx that nobody said was meant: a misspelt path, say."""
-    status = outcome.status
-    return outcome.error is None and status is not None and status >= 400 and outcome.request.expect_status is None
-
-
-def _describe(outcome: Outcome) -> str:
-    return f"{outcome.request.method} {outcome.request.path}: answered {outcome.status}"
 
 
 def _as_asgi3(booted: Booted) -> Any:
