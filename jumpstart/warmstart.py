@@ -252,7 +252,10 @@ class WarmStartCache:
         if "$" in directory:
             # diskcache expands variables in it, and would leave the folder that was just checked.
             raise ProfileRefusedError(Reason.UNREADABLE, f"the path {directory} holds a '$'; choose one without")
-        open_rows = _cache_class()
+        try:
+            open_rows = _cache_class()
+        except (ImportError, OSError) as error:  # no descriptor left to read diskcache with, say
+            raise self._unusable(error) from error
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._locked())

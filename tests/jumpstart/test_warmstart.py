@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -488,3 +489,16 @@ def test_a_saver_that_is_killed_leaves_the_old_state(folder: Path) -> None:
     assert process.returncode == -9
     loaded = cache.load("k")
     assert loaded is not None and loaded.sections["one"].data == b"old" and not loaded.refusals
+
+
+def test_a_process_that_cannot_even_import_diskcache_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptors() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(warmstart, "_cache_class", no_descriptors)
+    with pytest.raises(ProfileRefusedError) as caught:
+        WarmStartCache(tmp_path / "cache").save("key", state())
+    assert caught.value.reason is Reason.UNREADABLE
+    assert "Too many open files" in caught.value.detail

@@ -100,6 +100,7 @@ class _Answer(msgspec.Struct):
     error: str | None
     unreachable: bool = False
     hopeless: bool = False  # waiting will not mend it
+    cut: bool = False  # by the end of the budget, which says nothing about the host
 
 
 def warm_host(
@@ -290,8 +291,10 @@ class _Warming:
                 finally:
                     await response.aclose()
         except TimeoutError:
-            limit = f"{self._timeout_s:g} s" if self._timeout_s <= left_s else f"the budget's last {left_s:.3g} s"
-            return _Answer(index, None, None, f"took longer than {limit}")
+            if left_s < self._timeout_s:
+                # Cut by the budget's end: how long it would have taken nobody knows, and other answers say more.
+                return _Answer(index, None, None, f"took longer than the budget's last {left_s:.3g} s", cut=True)
+            return _Answer(index, None, None, f"took longer than {self._timeout_s:g} s")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             certificate = _cause(error, ssl.SSLError)
             if certificate is not None:
@@ -307,15 +310,18 @@ class _Warming:
         return _Answer(index, latency_s, status, error_text)
 
     def _note(self, answer: _Answer) -> None:
-        self._last[answer.index] = answer
+        if not answer.cut or answer.index not in self._last:
+            self._last[answer.index] = answer
         if answer.latency_s is not None:
             self._first.setdefault(answer.index, answer.latency_s * 1000)
             self._last_ms[answer.index] = answer.latency_s * 1000
 
     def _describe_trouble(self, answers: list[_Answer]) -> str | None:
-        for answer in answers:
+        for answer in sorted(answers, key=lambda answer: answer.cut):
             if answer.unreachable:
                 return answer.error
+            if answer.cut and self._trouble is not None:
+                return self._trouble  # of the round before; it says more
             if answer.error is not None:
                 request = self._requests[answer.index]
                 return f"{request.method} {request.path} {answer.error}"
