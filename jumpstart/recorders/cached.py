@@ -6,7 +6,6 @@ import asyncio
 import functools
 import hashlib
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
@@ -15,20 +14,14 @@ import msgspec
 
 from jumpstart import caches
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
+from jumpstart.recorders._entries import NOT_AS_LOADED, Collector, pickled, pickled_arguments, unpickled
 from jumpstart.records import Reason, Record, Tally
 from jumpstart.runtime import is_as_loaded
 
 logger = logging.getLogger(__name__)
 
-MAX_ENTRY_BYTES = 1024 * 1024
-MAX_TOTAL_BYTES = 32 * 1024 * 1024  # per capture
-MAX_ENTRIES = 2_000  # of one function; the most recently used, which is what the first requests will ask for
-MAX_TOTAL_ENTRIES = 10_000  # per capture; to pickle that many takes half a second
 CONCURRENCY = 8  # recomputations at a time: enough to hide latency, too few to flood a backend at a deploy
 MAX_FAILURES = 2  # boots in which recomputing an entry may fail before it is forgotten
-
-
-_SCALARS = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 class CachedData(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,116 +38,6 @@ class CachedData(msgspec.Struct, frozen=True, omit_defaults=True):
     value: bytes | None = None
     created: datetime | None = None
     failures: int = 0
-
-
-def pickled(value: object) -> bytes:
-    """
-    Pickle *value* for a record.
-
-    Raises:
-        ValueError: it is larger than `MAX_ENTRY_BYTES`.
-        Exception: whatever its pickling raises.
-    """
-    data: bytes
-    if type(value) in _SCALARS:
-        import pickle
-
-        data = pickle.dumps(value, 5)  # the same bytes at a tenth of the price
-    else:
-        import cloudpickle  # not at the top: processes that restore nothing do not need it
-
-        data = cloudpickle.dumps(value, 5)
-    if len(data) > MAX_ENTRY_BYTES:
-        raise ValueError(f"{len(data)} bytes; the limit is {MAX_ENTRY_BYTES}")
-    return data
-
-
-def pickled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """
-    Pickle the arguments of a call, making sure that they are found again: a copy must be an equal key.
-
-    Raises:
-        ValueError: it is not (objects that are equal only to themselves), or is too large.
-        Exception: whatever their pickling raises.
-    """
-    data = pickled((args, kwargs))
-    copy = unpickled(data)
-    key, copied = caches.make_key(args, kwargs), caches.make_key(*copy)
-    if key != copied or hash(key) != hash(copied):
-        raise ValueError("a copy of the arguments does not equal them")
-    return data
-
-
-def unpickled(data: bytes) -> Any:
-    """Unpickle what a trusted profile holds."""
-    import pickle
-
-    return pickle.loads(data)
-
-
-class Memo:
-    """
-    What has been made of the entries of caches, so that a repeated capture costs only what is new.
-
-    An entry is known by the identity of its two objects. They are referred to weakly where that is possible; others,
-    which are plain data, are kept alive until the second capture after the last that asked for them. Only what one
-    capture asked for is known to the next. Not for use by several threads at a time.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[Callable[[], Any], Callable[[], Any], Record | None]] = {}
-        self._asked: dict[tuple[str, int], tuple[Callable[[], Any], Callable[[], Any], Record | None]] = {}
-
-    def begin(self, *, anew: bool) -> None:
-        """Begin a capture; with *anew* nothing is known, as values that are changed in place demand."""
-        self._known, self._asked = {} if anew else self._asked, {}
-
-    def record(self, name: str, entry: object, value: object, make: Callable[[], Record]) -> Record | None:
-        """
-        Return what *make* returned for that entry of the function *name*, or None when it raised then.
-
-        Raises:
-            BaseException: whatever *make* raises, the first time.
-        """
-        place = (name, id(entry))
-        known = self._known.get(place)
-        if known is not None and known[0]() is entry and known[1]() is value:
-            self._asked[place] = known
-            return known[2]
-        record: Record | None = None
-        try:
-            record = make()
-        finally:
-            self._asked[place] = (_reference(entry), _reference(value), record)
-        return record
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value
-
-
-class Budget:
-    """The limits of one capture, over all functions."""
-
-    def __init__(self) -> None:
-        self.entries = MAX_TOTAL_ENTRIES
-        self.bytes = MAX_TOTAL_BYTES
-
-    def limit(self) -> int:
-        """How many entries the next function may bring."""
-        return min(MAX_ENTRIES, self.entries)
-
-    def take(self, record: Record) -> bool:
-        """Whether *record* is within the limits; then it is counted."""
-        size = len(record.data["args"]) + len(record.data.get("value") or b"")
-        if size > self.bytes or not self.entries:
-            return False
-        self.bytes -= size
-        self.entries -= 1
-        return True
 
 
 def version_digest(version: str) -> str:
@@ -176,9 +59,8 @@ class CachedRecorder(Recorder):
     def __init__(self, settings: WarmSettings, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         super().__init__(settings)
         self._now = now
-        self._memo = Memo()
+        self._collector = Collector(self.name)
         self._missed: dict[str, Record] = {}  # what this boot had no time for or could not compute
-        self._reported: set[str] = set()
 
     def restore(self, app: Any, records: Sequence[Record], tally: Tally) -> None:
         for record, data, cache in self._applicable(records, tally):
@@ -270,42 +152,19 @@ class CachedRecorder(Recorder):
         Functions whose module's file is no longer what was loaded are left out: their values belong to the old code.
         """
         records: dict[str, Record] = {}
-        budget = Budget()
         now = self._now()
-        self._memo.begin(anew=purpose == "ship")
+        self._collector.begin(purpose)
         for cache in caches.registered().values():
             if cache.snapshot is None:
                 continue
             if not is_as_loaded(cache.depends):
-                self._report_once(cache.name, "its module's source is not the one that was loaded, or not to be found")
+                self._collector.report_once(cache.name, NOT_AS_LOADED)
                 continue
-            records |= self._captured(cache, budget, now)
+            entries = reversed(cache.entries(expired=cache.snapshot == "key", limit=self._collector.limit()))
+            records |= self._collector.collect(
+                cache.name, ((entry.stored, None, functools.partial(_record, cache, entry, now)) for entry in entries)
+            )
         return [*records.values(), *(record for key, record in self._missed.items() if key not in records)]
-
-    def _captured(self, cache: caches.Cache, budget: Budget, now: datetime) -> dict[str, Record]:
-        newest_first: dict[str, Record] = {}
-        for entry in reversed(cache.entries(expired=cache.snapshot == "key", limit=budget.limit())):
-            try:
-                record = self._memo.record(
-                    cache.name, entry.stored, None, functools.partial(_record, cache, entry, now)
-                )
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # objects may raise anything when they are pickled
-                self._report_once(cache.name, f"{type(error).__name__}: {error}")
-                continue
-            if record is None:
-                continue
-            if not budget.take(record):
-                self._report_once("the rest", f"more than {MAX_TOTAL_BYTES} bytes")
-                break
-            newest_first.setdefault(record.key, record)
-        return dict(reversed(newest_first.items()))
-
-    def _report_once(self, name: str, why: str) -> None:
-        if name not in self._reported:
-            self._reported.add(name)
-            logger.warning("cached: entries of %s are not recorded: %s", name, why)
 
 
 async def _compute(cache: caches.Cache, data: CachedData) -> str | None:

@@ -25,7 +25,7 @@ import msgspec
 from jumpstart import caches, imports
 from jumpstart.context import cold_event
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
-from jumpstart.recorders.cached import MAX_TOTAL_BYTES, Budget, Memo, pickled, pickled_arguments, unpickled
+from jumpstart.recorders._entries import NOT_AS_LOADED, Collector, pickled, pickled_arguments, unpickled
 from jumpstart.records import Reason, Record, Tally
 from jumpstart.runtime import is_as_loaded, loaded_dependency
 
@@ -71,9 +71,8 @@ class LruCacheRecorder(Recorder):
         super().__init__(settings)
         self._seed = _Seed()
         self._wrappers: dict[str, _Wrapper] = {}
-        self._memo = Memo()
+        self._collector = Collector(self.name)
         self._missed: dict[str, Record] = {}  # for want of time; the next boot may have more
-        self._reported: set[str] = set()
 
     def _is_named(self, module: str, qualname: str) -> bool:
         for pattern in self.settings.lru_cache:
@@ -177,7 +176,7 @@ class LruCacheRecorder(Recorder):
                 qualname = getattr(value, "__qualname__", None)  # that of a partial object has none
                 function = f"{name}:{qualname}"
                 if qualname and self._is_named(name, qualname) and function not in self._wrappers:
-                    self._report_once(function, "it was decorated before Jumpstart could see it")
+                    self._collector.report_once(function, "it was decorated before Jumpstart could see it")
 
     def _is_named_module(self, module: str) -> bool:
         return any(fnmatchcase(module, pattern.partition(":")[0]) for pattern in self.settings.lru_cache)
@@ -189,42 +188,24 @@ class LruCacheRecorder(Recorder):
         Functions whose module's file is no longer what was loaded are left out: their values belong to the old code.
         """
         records: dict[str, Record] = {}
-        budget = Budget()
-        self._memo.begin(anew=purpose == "ship")
+        self._collector.begin(purpose)
         for name, known in list(self._wrappers.items()):
             wrapper = known.reference()
             if wrapper is None:
                 continue
             if not is_as_loaded(known.depends):
-                self._report_once(name, "its module's source is not the one that was loaded, or not to be found")
+                self._collector.report_once(name, NOT_AS_LOADED)
                 continue
-            records |= self._captured(name, wrapper, known.depends, budget)
+            typed = wrapper.cache_parameters()["typed"]
+            pairs = reversed(_newest_pairs(wrapper, self._collector.limit()))
+            records |= self._collector.collect(
+                name,
+                (
+                    (key, value, functools.partial(_record, name, key, value, typed, known.depends))
+                    for key, value in pairs
+                ),
+            )
         return list((self._missed | records).values())
-
-    def _captured(self, name: str, wrapper: Any, depends: dict[str, str], budget: Budget) -> dict[str, Record]:
-        newest_first: dict[str, Record] = {}
-        typed = wrapper.cache_parameters()["typed"]
-        for key, value in reversed(_newest_pairs(wrapper, budget.limit())):
-            try:
-                make = functools.partial(_record, name, key, value, typed, depends)
-                record = self._memo.record(name, key, value, make)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # objects may raise anything when they are pickled
-                self._report_once(name, f"{type(error).__name__}: {error}")
-                continue
-            if record is None:
-                continue
-            if not budget.take(record):
-                self._report_once("the rest", f"more than {MAX_TOTAL_BYTES} bytes")
-                break
-            newest_first.setdefault(record.key, record)
-        return dict(reversed(newest_first.items()))
-
-    def _report_once(self, name: str, why: str) -> None:
-        if name not in self._reported:
-            self._reported.add(name)
-            logger.warning("lru-cache: entries of %s are not recorded: %s", name, why)
 
 
 def _record(name: str, key: Any, value: Any, typed: bool, depends: dict[str, str]) -> Record:

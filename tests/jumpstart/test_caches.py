@@ -27,6 +27,7 @@ from jumpstart import cached, caches
 from jumpstart.caches import CacheInfo, stable_digest
 from jumpstart.context import RequestContext, request_context
 from jumpstart.recorder import WarmSettings
+from jumpstart.recorders import _entries
 from jumpstart.recorders import cached as cached_recorder
 from jumpstart.recorders.cached import CachedRecorder, version_digest
 from jumpstart.records import Reason, Record, Tally
@@ -513,16 +514,17 @@ def test_a_function_without_a_source_has_no_snapshots() -> None:
     assert not [record for record in CachedRecorder(WarmSettings()).capture("ship") if "nowhere" in record.key]
 
 
-def spy_on_pickled(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[object]:
+def spy_on_pickled(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[object]:
     seen: list[object] = []
-    original = module.pickled
+    original = _entries.pickled
 
     def spy(value: object) -> bytes:
         seen.append(value)
         data: bytes = original(value)
         return data
 
-    monkeypatch.setattr(module, "pickled", spy)
+    for module in modules:
+        monkeypatch.setattr(module, "pickled", spy)
     return seen
 
 
@@ -530,7 +532,7 @@ def test_a_repeated_capture_pickles_only_what_is_new(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, shop = start()
-    pickled = spy_on_pickled(monkeypatch, cached_recorder)
+    pickled = spy_on_pickled(monkeypatch, _entries, cached_recorder)
     shop.prices("eu")
     shop.prices(object())  # that it cannot be recorded is remembered too
     records = recorder.capture("host")
@@ -572,8 +574,8 @@ class Fragile:
 def test_the_most_recently_used_entries_are_recorded_in_order(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached_recorder, "MAX_ENTRIES", 3)
-    monkeypatch.setattr(cached_recorder, "MAX_TOTAL_ENTRIES", 4)
+    monkeypatch.setattr(_entries, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(_entries, "MAX_TOTAL_ENTRIES", 4)
     recorder, shop = start()
     for number in range(10):
         shop.prices(number)
@@ -581,7 +583,7 @@ def test_the_most_recently_used_entries_are_recorded_in_order(
     shop.prices(0)
     records = recorder.capture("host")
     assert [pickle.loads(record.data["args"])[0][0] for record in records] == [8, 9, 0, "9"]
-    monkeypatch.setattr(cached_recorder, "MAX_TOTAL_BYTES", 60)
+    monkeypatch.setattr(_entries, "MAX_TOTAL_BYTES", 60)
     records = recorder.capture("host")
     assert [pickle.loads(record.data["args"])[0][0] for record in records] == [0, "9"], "the newest of each"
 

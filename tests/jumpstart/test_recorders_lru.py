@@ -17,7 +17,7 @@ import pytest
 
 from jumpstart.context import RequestContext, request_context
 from jumpstart.recorder import WarmSettings
-from jumpstart.recorders import cached, lru
+from jumpstart.recorders import _entries, lru
 from jumpstart.recorders.lru import LruCacheRecorder, cache_entries
 from jumpstart.records import Reason, Record, Tally
 
@@ -143,7 +143,7 @@ def test_a_repeated_capture_costs_only_what_is_new(
 ) -> None:
     recorder, shop = process()
     pickled: list[object] = []
-    original = cached.pickled
+    original = _entries.pickled
 
     def spy(value: object) -> bytes:
         pickled.append(value)
@@ -168,8 +168,8 @@ def test_a_repeated_capture_costs_only_what_is_new(
 def test_the_most_recently_used_entries_are_recorded_in_order(
     process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached, "MAX_ENTRIES", 3)
-    monkeypatch.setattr(cached, "MAX_TOTAL_ENTRIES", 5)
+    monkeypatch.setattr(_entries, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(_entries, "MAX_TOTAL_ENTRIES", 5)
     recorder, shop = process()
     for number in range(10):
         shop.bounded(number)
