@@ -74,10 +74,6 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     replay: bool = True
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End the mold; its workers are not concerned."""
-
-
 # mold → supervisor
 
 
@@ -92,12 +88,12 @@ class BootFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     A process will not come up; *text* tells the operator why, with the app's traceback.
 
     Attributes:
-        warm: it had warm state to boot from, which may be the reason.
+        may_be_state: warm state, if there was any, may be the reason.
     """
 
     exit_code: int
     text: str
-    warm: bool = False
+    may_be_state: bool = False
 
 
 # supervisor → worker
@@ -171,7 +167,6 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Message = (
     Start
     | Fork
-    | Stop
     | MoldReady
     | BootFailed
     | Accept

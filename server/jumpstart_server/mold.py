@@ -29,7 +29,7 @@ from jumpstart_server import system, worker
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.forksafety import reasons_not_to_fork
 from jumpstart_server.logs import keep_enabled, set_up_logging
-from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Start, Stop
+from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Start
 from jumpstart_server.settings import boot_settings
 from jumpstart_warmup.corpus import CorpusRecorder
 
@@ -67,9 +67,9 @@ def main() -> None:
     try:
         booted, corpus = _boot(start, stopwatch)
     except JumpstartError as error:
-        _fail(channel, start, exit_code(error), str(error))
+        _fail(channel, exit_code(error), str(error))
     except BaseException:
-        _fail(channel, start, ExitCode.INTERNAL, f"internal error while booting\n{traceback.format_exc()}")
+        _fail(channel, ExitCode.INTERNAL, f"internal error while booting\n{traceback.format_exc()}")
     if os.getpid() != own_pid:
         os._exit(ExitCode.CLEAN)  # the app forked itself and came back: its parent is the mold, this copy is nobody
     system.cancel_dump()
@@ -109,11 +109,10 @@ def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
     return booted, corpus
 
 
-def _fail(channel: BlockingChannel, start: Start, code: ExitCode, text: str) -> NoReturn:
-    settings = boot_settings(start.settings, cold=start.cold)
-    warm = code in (ExitCode.APP, ExitCode.INTERNAL) and bool(settings.profile or settings.warm_start)
+def _fail(channel: BlockingChannel, code: ExitCode, text: str) -> NoReturn:
+    may_be_state = code in (ExitCode.APP, ExitCode.INTERNAL)
     try:
-        channel.send(BootFailed(exit_code=code, text=text, warm=warm))
+        channel.send(BootFailed(exit_code=code, text=text, may_be_state=may_be_state))
     except ChannelClosedError:
         pass  # the supervisor is gone: nobody is left to tell
     os._exit(code)
@@ -137,8 +136,6 @@ def _serve_forks(
         channel.send(MoldReady(report=report))
         while not reasons:
             message = channel.receive()
-            if isinstance(message, Stop):
-                break
             if isinstance(message, Fork):
                 _fork(channel, message, start, booted, corpus, listeners, heirlooms)
     except ChannelClosedError:

@@ -358,7 +358,7 @@ class Supervisor:
 
     def _boot_failed(self, message: BootFailed) -> None:
         """An app that cannot boot ends the server, unless workers that serve are there to go on."""
-        if self._stopping or (message.warm and self._try_cold(message.text)):
+        if self._stopping or (message.may_be_state and self._try_cold(message.text)):
             return
         logger.error("%s", message.text)
         if not any(member.accepting for member in self.members.values()):
@@ -366,9 +366,7 @@ class Supervisor:
 
     def _boot_died(self, text: str) -> None:
         """A process ended, or had to be ended, before it could say what was wrong."""
-        settings = self.learning.settings
-        warm = bool(settings.profile or settings.warm_start)
-        self._boot_failed(BootFailed(exit_code=ExitCode.APP, text=text, warm=warm))
+        self._boot_failed(BootFailed(exit_code=ExitCode.APP, text=text, may_be_state=True))
 
     def _try_cold(self, text: str) -> bool:
         """

@@ -195,15 +195,12 @@ class _Worker:
         except BaseException:
             code = ExitCode.INTERNAL
             text = f"internal error in worker pid={os.getpid()}\n{traceback.format_exc()}"
-            self.channel.send(BootFailed(exit_code=code, text=text, warm=self._is_warm()))
+            self.channel.send(BootFailed(exit_code=code, text=text, may_be_state=True))
         await self.channel.flush()
         listening.cancel()
         self.channel.close()
         await _cancel_leftovers()
         return code
-
-    def _is_warm(self) -> bool:
-        return bool(self.booted.report().sources)
 
     def _size_thread_pools(self) -> None:
         """Sync code of ASGI apps gets the tenant's threads: anyio's limiter, and asyncio's default executor."""

@@ -36,7 +36,6 @@ from jumpstart_server.messages import (
     Section,
     Start,
     Stats,
-    Stop,
     StoppedAccepting,
     WorkerReady,
     encode,
@@ -69,7 +68,6 @@ SECTIONS = {"bytecode": Section(1, "msgpack", [Record(key="k", data={"code": b"\
 MESSAGES: list[Message] = [
     Start(role="mold", settings=SETTINGS, started=1.5, generation=2, slot=3, supervisor_pid=4, requests="r.toml"),
     Fork(3),
-    Stop(),
     StoppedAccepting(),
     MoldReady(report=REPORT),
     BootFailed(exit_code=3, text="Traceback …\n\udcff".encode("utf-8", "replace").decode()),
@@ -194,11 +192,11 @@ def test_a_descriptor_whose_message_comes_in_pieces_is_there_with_the_message() 
     data = encode(Fork(5))
     with pair() as (ours, theirs), pair() as (a, _):
         socket.send_fds(ours, [data[:3]], [a.fileno()])
-        ours.sendall(data[3:] + encode(Stop()))
+        ours.sendall(data[3:] + encode(Drain()))
         channel = BlockingChannel(theirs)
         assert channel.receive() == Fork(5)
         os.close(channel.take_descriptor())
-        assert channel.receive() == Stop()
+        assert channel.receive() == Drain()
         with pytest.raises(IndexError):
             channel.take_descriptor()
 
@@ -226,7 +224,7 @@ def test_a_closed_peer_is_said_at_once_also_in_the_middle_of_a_message() -> None
             with pytest.raises(ChannelClosedError):
                 BlockingChannel(theirs).receive()
             with pytest.raises(ChannelClosedError):
-                BlockingChannel(theirs).send(Stop())
+                BlockingChannel(theirs).send(Drain())
 
 
 def test_what_was_sent_before_the_peer_closed_still_arrives() -> None:
@@ -269,4 +267,4 @@ def test_messages_cannot_be_changed() -> None:
         for name in message.__struct_fields__:
             with pytest.raises(AttributeError):
                 setattr(message, name, None)
-    assert msgspec.msgpack.decode(encode(Stop())[LENGTH.size :]) == {"type": "Stop"}
+    assert msgspec.msgpack.decode(encode(Drain())[LENGTH.size :]) == {"type": "Drain"}
