@@ -64,6 +64,19 @@ OF_OTHER_SERVERS = ("PORT", "WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS", "PYTHONPAT
 LISTENING = re.compile(r"Listening at: (\S+) \(\d+\)")
 TRACEBACK = "Traceback (most recent call last)"
 
+# Tells in $STARTED that a request has arrived, and answers it when $GATE is there.
+GATED_WSGI = """
+import os, pathlib, time
+
+def app(environ, start_response):
+    if environ["PATH_INFO"] == "/gated":
+        pathlib.Path(os.environ["STARTED"]).touch()
+        while not pathlib.Path(os.environ["GATE"]).exists():
+            time.sleep(0.01)
+    start_response("200 OK", [("Content-Length", "4")])
+    return [b"done"]
+"""
+
 
 def wait_until(condition: Callable[[], T | None], timeout: float = 10.0, why: str = "") -> T:
     """

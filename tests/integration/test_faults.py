@@ -23,6 +23,7 @@ from jumpstart.warmstart import WarmStartCache
 from jumpstart_server.messages import Hello, encode
 from tests.integration.server import (
     APPS,
+    GATED_WSGI,
     MARKER,
     TRACEBACK,
     Serve,
@@ -48,19 +49,6 @@ def app(environ, start_response):
     return [b"hello\\n"]
 """
 
-# Tells in $STARTED that a request has arrived, and answers it when $GATE is there.
-GATED = """
-import os, pathlib, time
-
-def app(environ, start_response):
-    if environ["PATH_INFO"] == "/gated":
-        pathlib.Path(os.environ["STARTED"]).touch()
-        while not pathlib.Path(os.environ["GATE"]).exists():
-            time.sleep(0.01)
-    start_response("200 OK", [("Content-Length", "4")])
-    return [b"done"]
-"""
-
 
 @pytest.fixture
 def app(tmp_path: Path) -> Callable[[str], Path]:
@@ -82,7 +70,7 @@ def stops_promptly(server: Server) -> None:
 
 @contextlib.contextmanager
 def request_in_flight(server: Server, folder: Path) -> Iterator[None]:
-    """A request to the app `GATED` is in the app, and is answered with 200 when this is left."""
+    """A request to the app `GATED_WSGI` is in the app, and is answered with 200 when this is left."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.get, "/gated")
         try:
@@ -531,7 +519,7 @@ def test_a_handler_of_the_app_for_sigint_cuts_no_request_in_flight(
     serve: Serve, app: Callable[[str], Path], tmp_path: Path, handler: str
 ) -> None:
     """Ctrl-C in a terminal reaches the whole process group."""
-    folder = app(f"import os, signal\nsignal.signal(signal.SIGINT, {handler})\n{GATED}")
+    folder = app(f"import os, signal\nsignal.signal(signal.SIGINT, {handler})\n{GATED_WSGI}")
     with serve("faulty:app", "-w", "2", app_dir=folder, env=gates(tmp_path)) as server:
         server.wait_workers(2)
         with request_in_flight(server, tmp_path):
@@ -549,7 +537,7 @@ def test_a_handler_of_the_app_for_sigint_cuts_no_request_in_flight(
 def test_signals_without_a_meaning_are_ignored_and_named(
     serve: Serve, app: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    with serve("faulty:app", "-w", "2", app_dir=app(GATED), env=gates(tmp_path)) as server:
+    with serve("faulty:app", "-w", "2", app_dir=app(GATED_WSGI), env=gates(tmp_path)) as server:
         workers = server.wait_workers(2)
         with request_in_flight(server, tmp_path):
             for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

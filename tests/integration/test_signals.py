@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server import APPS, TRACEBACK, Serve, Server, connects, wait_until, write_app
+from tests.integration.server import APPS, GATED_WSGI, TRACEBACK, Serve, Server, connects, wait_until, write_app
 
 pytestmark = pytest.mark.slow
 
@@ -25,18 +25,7 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids
 
 PROMPT = 4.0  # seconds that an end without work to finish may take on a busy machine; a second is usual
 
-# Tells in $STARTED that a request has arrived, and answers it when $GATE is there.
-GATED_WSGI = """
-    import os, pathlib, time
-
-    def app(environ, start_response):
-        if environ["PATH_INFO"] == "/gated":
-            pathlib.Path(os.environ["STARTED"]).touch()
-            while not pathlib.Path(os.environ["GATE"]).exists():
-                time.sleep(0.01)
-        start_response("200 OK", [("Content-Length", "4")])
-        return [b"done"]
-"""
+# As `GATED_WSGI`.
 GATED_ASGI = """
     import asyncio, os, pathlib
 
