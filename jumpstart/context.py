@@ -50,6 +50,11 @@ def request_context(context: RequestContext) -> Iterator[RequestContext]:
         _current.reset(token)
 
 
+def enter(context: RequestContext) -> None:
+    """Make *context* the current one until the end of the caller's `contextvars.Context`, which is its own."""
+    _current.set(context)
+
+
 def is_warmup() -> bool:
     """
     Whether the current code runs inside a warm-up or shadow request, whose response nobody reads.

@@ -25,6 +25,10 @@ class AppLoadError(JumpstartError):
     """The app could not be imported, found, built or started. For the app's author."""
 
 
+class AppShutdownError(JumpstartError):
+    """The app's own shut-down failed; its requests were all served before. For the app's author."""
+
+
 class ColdBootRefusedError(JumpstartError):
     """`--require-warm` was given and the boot would have been cold; the message says why."""
 

@@ -7,6 +7,7 @@ A socket that is bound and does not listen refuses connections, which is what a 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import stat
@@ -16,8 +17,11 @@ from pathlib import Path
 from jumpstart.errors import AddressInUseError, ConfigError
 from jumpstart_server.settings import TenantSettings
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+NO_SUCH_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 SUN_PATH_LIMIT = 100  # bytes; sockaddr_un holds 108 on Linux, 104 on BSD and macOS
 
 
@@ -66,6 +70,30 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT, *, option: str = 
     raise ConfigError(f"{option} {text}: write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER")
 
 
+def parse_permissions(text: str, *, option: str = "--uds-permissions") -> int:
+    """
+    Parse file permissions as ``chmod`` takes them: octal digits, with or without ``0o``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    digits = text.removeprefix("0o")
+    if not digits or digits.strip("01234567") or len(digits) > 4 or int(digits, 8) > 0o777:
+        raise ConfigError(f"{option}: {text!r} is not allowed; write three octal digits, such as 660 or 022")
+    return int(digits, 8)
+
+
+def socket_permissions(tenant: TenantSettings) -> int:
+    """
+    Of the Unix sockets that a tenant serves on.
+
+    Everybody may connect by default, as with uvicorn and gunicorn: a proxy mostly runs as another user. These are the
+    same local processes that may connect to 127.0.0.1, which is the default address.
+    """
+    permissions = parse_permissions(tenant.uds_permissions)
+    return permissions & ~parse_permissions(tenant.umask) if tenant.umask else permissions
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10  # int() refuses thousands of digits, C has 32 bits
 
@@ -82,9 +110,13 @@ def addresses_of(tenant: TenantSettings) -> list[Address]:
     return [Address(host=tenant.host or DEFAULT_HOST, port=port)]
 
 
-def bind(address: Address) -> socket.socket:
+def bind(address: Address, permissions: int | None = None) -> socket.socket:
     """
     Return a bound, non-blocking socket that does not listen yet and is not inherited by children.
+
+    Args:
+        permissions: of the file of a Unix socket; by default as the umask has it. Given, it changes the umask of the
+            whole process for a moment: no other thread may make files then.
 
     Raises:
         AddressInUseError: another process has the address.
@@ -94,7 +126,7 @@ def bind(address: Address) -> socket.socket:
         if address.fd >= 0:
             bound = _duplicate(address)
         elif address.path:
-            bound = _bind_path(address)
+            bound = _bind_path(address, permissions)
         else:
             bound = _bind_internet(address)
     except OSError as error:
@@ -121,12 +153,25 @@ def _duplicate(address: Address) -> socket.socket:
 
 
 def _bind_internet(address: Address) -> socket.socket:
+    """``::`` means all addresses of both families, whatever the system's default; without IPv6 those of IPv4."""
+    try:
+        return _bind_host(address)
+    except OSError as error:
+        if error.errno not in NO_SUCH_ADDRESS or ":" not in address.host:
+            raise
+        if address.host.strip("0:"):
+            raise ConfigError(f"--bind {address}: no such address here, perhaps no IPv6 at all") from None
+        logger.warning("there is no IPv6 here: 0.0.0.0:%d in place of %s", address.port, address)
+        return _bind_host(Address(host="0.0.0.0", port=address.port))
+
+
+def _bind_host(address: Address) -> socket.socket:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, name = found[0]
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and address.host == "::":
+        if family == socket.AF_INET6 and name[0] == "::":
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.bind(name)
     except BaseException:
@@ -135,7 +180,7 @@ def _bind_internet(address: Address) -> socket.socket:
     return bound
 
 
-def _bind_path(address: Address) -> socket.socket:
+def _bind_path(address: Address, permissions: int | None) -> socket.socket:
     path = Path(address.path)
     if len(os.fsencode(address.path)) > SUN_PATH_LIMIT:
         raise ConfigError(
@@ -144,11 +189,50 @@ def _bind_path(address: Address) -> socket.socket:
     remove_dead_socket(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        bound.bind(address.path)
+        _bind_with(bound, address.path, permissions)
     except BaseException:
         bound.close()
         raise
     return bound
+
+
+def _bind_with(bound: socket.socket, path: str, permissions: int | None) -> None:
+    """
+    Bind to a path that does not exist; a symbolic link counts as something that exists.
+
+    By the umask and not by chmod afterwards, which would follow a link that somebody puts there in between.
+    """
+    if permissions is None:
+        bound.bind(path)
+        return
+    before = os.umask(0o777 & ~permissions)
+    try:
+        bound.bind(path)
+    finally:
+        os.umask(before)
+
+
+FileIdentity = tuple[int, int]
+
+
+def identify(address: Address) -> FileIdentity | None:
+    """Device and inode of the file of a Unix socket that was just bound; None where there is no file."""
+    try:
+        found = Path(address.path).lstat() if address.path else None
+    except FileNotFoundError:
+        found = None
+    return (found.st_dev, found.st_ino) if found is not None else None
+
+
+def remove_socket_file(address: Address, identity: FileIdentity | None) -> None:
+    """
+    Unlink the file of a socket of ours; nothing where somebody, another server perhaps, has put something else there.
+
+    Raises:
+        OSError: the folder does not allow it.
+    """
+    if identity is not None and identify(address) == identity:
+        Path(address.path).unlink(missing_ok=True)
 
 
 def remove_dead_socket(path: Path) -> None:

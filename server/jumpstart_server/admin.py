@@ -31,6 +31,8 @@ from jumpstart.errors import JumpstartError
 from jumpstart.paths import HostPaths, private_folder
 from jumpstart_server import metrics
 from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, describe, parse_address
+from jumpstart_server.engine import PoolStats
+from jumpstart_server.processes import Member
 from jumpstart_server.profiles import pack
 from jumpstart_server.settings import Settings
 from jumpstart_server.supervisor import Supervisor
@@ -38,6 +40,7 @@ from jumpstart_warmup.observe import warm_coverage
 
 logger = logging.getLogger(__name__)
 
+LONGEST_WAIT = 5.0  # seconds that sync code may wait for a thread before a worker counts as saturated
 CONNECTIONS = 50  # at once; it shares an event loop with what keeps the workers alive
 PROFILE_TYPE = "application/vnd.jumpstart-profile+zip"
 
@@ -128,7 +131,12 @@ def admin_app(supervisor: Supervisor) -> Starlette:
             return PlainTextResponse("stopping\n", 503)
         if not supervisor.accepting:
             return PlainTextResponse(f"no worker is ready: {supervisor.waiting_for()}\n", 503)
-        return PlainTextResponse(f"{len(supervisor.accepting)} workers ready\n")
+        await supervisor.observed()  # what workers report by themselves may be seconds old
+        saturated = [member for member in supervisor.accepting if is_saturated(member)]
+        lines = [describe_pool(member) for member in saturated]
+        if saturated and len(saturated) == len(supervisor.accepting):
+            return PlainTextResponse("\n".join(["no thread is free", *lines, ""]), 503)
+        return PlainTextResponse("\n".join([f"{len(supervisor.accepting)} workers ready", *lines, ""]))
 
     async def boot(request: Request) -> Response:
         return _json(boot_document(supervisor))
@@ -146,8 +154,7 @@ def admin_app(supervisor: Supervisor) -> Starlette:
             workers=Counter(str(member.worker.state) for member in supervisor.members.values()),
             ready_after_s=supervisor.ready_after_s,
             restarts=supervisor.restarts,
-            threads=sum(each.threads for each in stats),
-            busy=sum(each.busy for each in stats),
+            pools=[each.pool for each in stats],
             refusals=[str(refusal.reason) for refusal in supervisor.refusals()],
         )
         return Response(text, media_type=metrics.CONTENT_TYPE)
@@ -173,6 +180,25 @@ def admin_app(supervisor: Supervisor) -> Starlette:
             Route("/metrics", metrics_page),
             Route("/capture", capture, methods=["POST"]),
         ]
+    )
+
+
+def pool_of(member: Member) -> PoolStats:
+    """A worker's threads as it has last told."""
+    return member.stats.pool if member.stats is not None else PoolStats()
+
+
+def is_saturated(member: Member) -> bool:
+    """Whether sync code has waited for a thread of this worker for so long that clients should go elsewhere."""
+    return pool_of(member).oldest_wait_s > LONGEST_WAIT
+
+
+def describe_pool(member: Member) -> str:
+    """One line with the numbers."""
+    pool = pool_of(member)
+    return (
+        f"worker {member.worker.slot}: {pool.busy} of {pool.limit} threads busy, {pool.waiting} waiting, "
+        f"the longest for {pool.oldest_wait_s:.1f} s"
     )
 
 
@@ -222,8 +248,7 @@ async def status_document(supervisor: Supervisor) -> dict[str, Any]:
                 "pid": member.worker.pid,
                 "generation": member.worker.generation,
                 "state": str(member.worker.state),
-                "threads": member.stats.threads if member.stats is not None else 0,
-                "busy": member.stats.busy if member.stats is not None else 0,
+                **msgspec.structs.asdict(pool_of(member)),
                 "stale": id(member) in before and member.stats is before[id(member)],
             }
             for member in sorted(supervisor.members.values(), key=lambda member: member.worker.slot)

@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,13 @@ import msgspec
 
 from jumpstart.errors import ConfigError
 from jumpstart.paths import HostPaths, host_paths
-from jumpstart_server.addresses import parse_address
+from jumpstart_server.access import compile_format
+from jumpstart_server.addresses import parse_address, parse_permissions
+from jumpstart_server.forwarded import TrustedProxies
+from jumpstart_server.logfile import STREAM
 from jumpstart_server.settings import (
     SECTIONS,
+    LogConfig,
     Option,
     Settings,
     allowed_values,
@@ -40,6 +44,14 @@ DEFAULT_FILES = ("jumpstart.toml", "pyproject.toml")
 ADDRESS_KEYS = ("bind", "host", "port", "uds", "fd")
 NO_OPTIONS = frozenset({"JUMPSTART_HOME"})
 """Variables of ours that are not options; `paths_of_host` reads this one."""
+TEXTS_OF_OWN_FORM: dict[str, Callable[..., object]] = {
+    "access_logformat": compile_format,
+    "forwarded_allow_ips": TrustedProxies,
+    "proxy_allow_from": TrustedProxies,
+    "uds_permissions": parse_permissions,
+    "umask": parse_permissions,
+}
+"""Option → what parses it, and raises `ConfigError` with the place that it is given."""
 COMMAND_LINE, ENVIRONMENT, FILE, OTHER_ENVIRONMENT = range(4)  # sources, strongest first
 
 
@@ -117,6 +129,7 @@ def load_settings(
             values[option.section][option.key] = _convert(option, value, file, cwd)
             ranks[option.key] = value.rank
     _keep_one_address(values["tenant"], ranks)
+    _switch_access_log(values["tenant"], ranks)
     if not values["app"].get("app_dir"):
         values["app"]["app_dir"] = values["app"].get("chdir") or str(cwd)
     hosts = paths_of_host(environ)
@@ -125,6 +138,7 @@ def load_settings(
         tenant=SECTIONS["tenant"](**values["tenant"]),  # type: ignore[arg-type]
         profile=SECTIONS["profile"](**values["profile"]),  # type: ignore[arg-type]
         server=SECTIONS["server"](**values["server"]),  # type: ignore[arg-type]
+        logging=_read_log_config(values["server"].get("log_config", "")),
         tenant_name=tenant_name,
         home_cache=str(hosts.cache),
         home_state=str(hosts.state),
@@ -241,6 +255,58 @@ def _keep_one_address(tenant: dict[str, Any], ranks: Mapping[str, int]) -> None:
         tenant.setdefault("host", "0.0.0.0")
 
 
+def _switch_access_log(tenant: dict[str, Any], ranks: Mapping[str, int]) -> None:
+    """
+    Make one of ``--access-log`` (uvicorn's switch) and ``--access-logfile`` (gunicorn's name): the file, or none.
+
+    A name is reason enough for a log; a switch that is off beats names of its own source and of weaker ones.
+    """
+    switch = tenant.get("access_log")
+    if switch:
+        tenant["access_logfile"] = tenant.get("access_logfile") or STREAM
+    elif switch is False and ranks["access_log"] <= ranks.get("access_logfile", OTHER_ENVIRONMENT):
+        tenant["access_logfile"] = ""
+    tenant["access_log"] = bool(tenant.get("access_logfile"))
+
+
+def _read_log_config(path: str) -> LogConfig | None:
+    """What the file of ``--log-config`` holds; the processes apply it."""
+    if not path:
+        return None
+    import configparser  # few need it
+
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--log-config {path}: cannot be read: {error}") from None
+    kind = Path(path).suffix.lower()
+    try:
+        if kind == ".json":
+            document = msgspec.json.decode(text)
+        elif kind in (".yaml", ".yml"):
+            document = _parse_yaml(text, path)
+        else:
+            configparser.ConfigParser().read_string(text)
+            return LogConfig(path=path, ini=text or "\n")
+    except (msgspec.DecodeError, configparser.Error, ValueError) as error:
+        what = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}.get(kind, "an .ini file")
+        raise ConfigError(f"--log-config {path}: not {what}: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"--log-config {path}: must hold one object, as logging.config.dictConfig takes it")
+    return LogConfig(path=path, document=document)
+
+
+def _parse_yaml(text: str, path: str) -> Any:
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError:
+        raise ConfigError(f"--log-config {path}: YAML needs PyYAML: pip install pyyaml, or write JSON") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
 def _from_environment(option: Option, text: str) -> Any:
     return tuple(part.strip() for part in text.split(",") if part.strip()) if option.many else text
 
@@ -258,9 +324,11 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
     except msgspec.ValidationError:
         unit = f" ({option.unit})" if option.unit else ""
         raise ConfigError(f"{value.place}: {raw!r} is not allowed; write {allowed_values(option)}{unit}") from None
+    if option.key in TEXTS_OF_OWN_FORM and converted:
+        TEXTS_OF_OWN_FORM[option.key](converted, option=value.place)
     if option.key == "root_path":
         return converted.rstrip("/")
-    if option.path and converted:
+    if option.path and converted and converted != STREAM:
         base = cwd if value.textual or file is None else file.parent
         try:
             return str((base / Path(converted).expanduser()).absolute())
@@ -285,6 +353,11 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"{' and '.join(ways)} say the address twice; keep one")
     if tenant.ssl_keyfile and not tenant.ssl_certfile:
         raise ConfigError("--ssl-keyfile is given without --ssl-certfile")
+    if tenant.ssl_certfile and tenant.proxy_protocol != "off":
+        raise ConfigError(
+            f"--proxy-protocol {tenant.proxy_protocol} and --ssl-certfile: the PROXY header comes before TLS begins, "
+            "where this version cannot read it; let the proxy end TLS, or leave one of the two out"
+        )
     root = tenant.root_path
     if root and not (root.isascii() and root.startswith("/")):
         raise ConfigError(f"--root-path {root}: write it as in a URL, with a slash at its start: /shop")
@@ -298,6 +371,8 @@ def _check(settings: Settings) -> None:
     ):
         if path and not Path(path).is_file():
             raise ConfigError(f"{flag} {path}: no such file")
+    if settings.server.capture_output and settings.server.error_logfile == STREAM:
+        raise ConfigError("--capture-output: name a file with --error-logfile, or there is nothing to capture it into")
     if settings.server.admin not in ("auto", "off"):
         parse_address(settings.server.admin, option="--admin")
     for pattern in settings.profile.lru_cache:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jumpstart_server.http1 import HeaderMap, Limits
+from jumpstart_server.forwarded import TrustedProxies
+from jumpstart_server.http1 import HeaderMap, Limits, ProxyProtocol
 
 if TYPE_CHECKING:
     from jumpstart_server.settings import TenantSettings
@@ -30,6 +31,9 @@ class ConnectionSettings:
         body_timeout: between two pieces of a request's body, while we wait for one.
         write_timeout: until a client takes any byte of those that wait for it.
         keep_alive: of a connection between two requests.
+        proxies: whose headers say who the client is; None: nobody's.
+        proxy_protocol: which PROXY header every connection begins with.
+        proxy_senders: who may connect then; None: nobody.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -38,6 +42,9 @@ class ConnectionSettings:
     body_timeout: float = 30.0
     write_timeout: float = 30.0
     keep_alive: float = 75.0
+    proxies: TrustedProxies | None = None
+    proxy_protocol: ProxyProtocol = "off"
+    proxy_senders: TrustedProxies | None = None
 
     @classmethod
     def of(cls, tenant: TenantSettings) -> ConnectionSettings:
@@ -54,4 +61,7 @@ class ConnectionSettings:
             body_timeout=tenant.body_timeout,
             write_timeout=tenant.write_timeout,
             keep_alive=tenant.keep_alive,
+            proxies=TrustedProxies(tenant.forwarded_allow_ips) if tenant.proxy_headers else None,
+            proxy_protocol=tenant.proxy_protocol,
+            proxy_senders=TrustedProxies(tenant.proxy_allow_from, option="--proxy-allow-from"),
         )

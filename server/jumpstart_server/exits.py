@@ -7,6 +7,7 @@ import enum
 from jumpstart.errors import (
     AddressInUseError,
     AppLoadError,
+    AppShutdownError,
     ColdBootRefusedError,
     ConfigError,
     JumpstartError,
@@ -20,7 +21,7 @@ class ExitCode(enum.IntEnum):
     CLEAN = 0
     INTERNAL = 1
     USAGE = 2
-    APP = 3  # the app failed to boot
+    APP = 3  # the app failed to boot, or in its own shut-down
     COLD = 4  # --require-warm
     ADDRESS_IN_USE = 5
 
@@ -28,6 +29,7 @@ class ExitCode(enum.IntEnum):
 _BY_ERROR: tuple[tuple[type[JumpstartError], ExitCode], ...] = (
     (ConfigError, ExitCode.USAGE),
     (AppLoadError, ExitCode.APP),
+    (AppShutdownError, ExitCode.APP),
     (ColdBootRefusedError, ExitCode.COLD),
     (AddressInUseError, ExitCode.ADDRESS_IN_USE),
     (ProfileRefusedError, ExitCode.INTERNAL),

@@ -19,6 +19,7 @@ import msgspec
 from jumpstart.profile import Encoding
 from jumpstart.records import Record
 from jumpstart.report import BootReport
+from jumpstart_server.engine import PoolStats
 from jumpstart_server.settings import Settings
 from jumpstart_warmup.observe import ObserverSnapshot
 
@@ -107,6 +108,10 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     """Finish the requests in flight and exit."""
 
 
+class Reopen(msgspec.Struct, frozen=True, tag=True):
+    """Open the log files anew: somebody has moved them away. For molds too."""
+
+
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Answer with `Stats`, or with `Captured` when *capture* is set."""
 
@@ -133,13 +138,23 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     report: BootReport
 
 
+class ShutdownFailed(msgspec.Struct, frozen=True, tag=True):
+    """A worker has drained, but the app's own shut-down failed; *text* tells its author why. The worker ends now."""
+
+    text: str
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Request statistics of a worker since its start; *number* 0 when nobody asked."""
+    """
+    Request statistics of a worker since its start; *number* 0 when nobody asked.
+
+    Attributes:
+        pool: the threads that run the app's sync code.
+    """
 
     number: int
     observed: ObserverSnapshot
-    threads: int = 0
-    busy: int = 0
+    pool: PoolStats = PoolStats()
 
 
 class Learnt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -171,10 +186,12 @@ Message = (
     | BootFailed
     | Accept
     | Drain
+    | Reopen
     | Ask
     | Hello
     | WorkerReady
     | StoppedAccepting
+    | ShutdownFailed
     | Stats
     | Learnt
     | Captured

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from jumpstart.report import BootReport
+from jumpstart_server.engine import PoolStats
 from jumpstart_warmup.observe import BUCKETS_S, ObserverSnapshot, warm_coverage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,8 +36,7 @@ def render(
     workers: Mapping[str, int],
     ready_after_s: float | None,
     restarts: int,
-    threads: int,
-    busy: int,
+    pools: Sequence[PoolStats],
     refusals: Iterable[str],
 ) -> str:
     """
@@ -44,6 +44,7 @@ def render(
 
     Args:
         workers: state → how many workers are in it.
+        pools: the threads of each worker.
         refusals: reason codes of files and sections that this boot did not use.
     """
     page = _Page()
@@ -52,16 +53,30 @@ def render(
         page.sample("jumpstart_workers", count, tenant=tenant, state=state)
     page.family("jumpstart_worker_restarts_total", "counter", "Workers that were replaced after they died.")
     page.sample("jumpstart_worker_restarts_total", restarts, tenant=tenant)
-    page.family("jumpstart_pool_threads", "gauge", "Threads of the WSGI pools.")
-    page.sample("jumpstart_pool_threads", threads, tenant=tenant)
-    page.family("jumpstart_pool_threads_busy", "gauge", "Threads of the WSGI pools that run a handler.")
-    page.sample("jumpstart_pool_threads_busy", busy, tenant=tenant)
+    _pools(page, tenant, pools)
     if ready_after_s is not None:
         page.family("jumpstart_ready_seconds", "gauge", "Time from start to the first ready worker.")
         page.sample("jumpstart_ready_seconds", ready_after_s, tenant=tenant)
     _boot(page, tenant, boot, refusals)
     _traffic(page, tenant, observed)
     return "\n".join(page.lines) + "\n"
+
+
+def _pools(page: _Page, tenant: str, pools: Sequence[PoolStats]) -> None:
+    """Sums over the workers, but for the longest wait."""
+    gauges = (
+        ("jumpstart_pool_threads", "Threads for sync code.", [pool.threads for pool in pools]),
+        ("jumpstart_pool_threads_busy", "Threads that run sync code.", [pool.busy for pool in pools]),
+        ("jumpstart_pool_threads_limit", "Threads for sync code that there may be.", [pool.limit for pool in pools]),
+        ("jumpstart_pool_threads_waiting", "Jobs that wait for a thread.", [pool.waiting for pool in pools]),
+        ("jumpstart_pool_threads_peak", "Most threads that were busy at once.", [pool.peak for pool in pools]),
+    )
+    for name, text, values in gauges:
+        page.family(name, "gauge", text)
+        page.sample(name, sum(values), tenant=tenant)
+    name = "jumpstart_queue_oldest_wait_seconds"
+    page.family(name, "gauge", "How long the job has waited that has waited longest for a thread.")
+    page.sample(name, max((pool.oldest_wait_s for pool in pools), default=0.0), tenant=tenant)
 
 
 def _boot(page: _Page, tenant: str, boot: BootReport | None, refusals: Iterable[str]) -> None:

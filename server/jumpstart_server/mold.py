@@ -26,11 +26,12 @@ from jumpstart.errors import JumpstartError
 from jumpstart.recorders import RecorderSet, load_recorders
 from jumpstart.report import Stopwatch
 from jumpstart_server import system, worker
+from jumpstart_server.addresses import parse_permissions
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.forksafety import reasons_not_to_fork
-from jumpstart_server.logs import keep_enabled, set_up_logging
-from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Start
-from jumpstart_server.settings import boot_settings
+from jumpstart_server.logs import keep_enabled, reopen_logs, set_up_logging
+from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Reopen, Start
+from jumpstart_server.settings import Settings, boot_settings
 from jumpstart_warmup.corpus import CorpusRecorder
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,15 @@ def main() -> None:
     heirlooms = _Heirlooms([control, *listeners])
     os.register_at_fork(after_in_child=heirlooms.drop)
     os.chdir(start.settings.app.chdir or ".")
+    if start.settings.tenant.umask:
+        os.umask(parse_permissions(start.settings.tenant.umask))
     sys.argv[:] = ["jumpstart", "serve", start.settings.target]
-    set_up_logging(start.settings.server.log_level)
+    # As the supervisor, before the app has a say. What the app sets up for itself replaces it, and is its own affair.
+    signal.signal(signal.SIGUSR1, lambda *_: reopen_logs())
+    try:
+        _set_up_logging(start.settings)
+    except JumpstartError as error:
+        _fail(channel, exit_code(error), str(error))
     # Ctrl-C reaches the whole process group; the supervisor alone acts on it. A function and not SIG_IGN, which the
     # app's own subprocesses would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -94,6 +102,18 @@ class _Heirlooms:
         if not self.is_our_fork:
             for sock in self.sockets:
                 sock.close()
+
+
+def _set_up_logging(settings: Settings) -> None:
+    server = settings.server
+    if settings.logging is not None and settings.app.app_dir not in sys.path:
+        sys.path.insert(0, settings.app.app_dir)  # it may name classes of the app
+    set_up_logging(
+        server.log_level,
+        file=server.error_logfile,
+        config=settings.logging,
+        capture_output=server.capture_output,
+    )
 
 
 def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
@@ -138,6 +158,8 @@ def _serve_forks(
             message = channel.receive()
             if isinstance(message, Fork):
                 _fork(channel, message, start, booted, corpus, listeners, heirlooms)
+            elif isinstance(message, Reopen):
+                reopen_logs()
     except ChannelClosedError:
         pass  # the supervisor is gone
     # Not through sys.exit: the app's atexit hooks are for processes that served.

@@ -7,7 +7,7 @@ import socket
 
 from jumpstart.report import BootReport
 from jumpstart_server.lifecycle import Worker
-from jumpstart_server.messages import Captured, Channel, Fork, Message, Stats, encode
+from jumpstart_server.messages import Captured, Channel, Fork, Message, Reopen, Stats, encode
 
 
 class Mold:
@@ -22,12 +22,21 @@ class Mold:
 
     def fork(self, slot: int, control: socket.socket, *, replay: bool) -> None:
         """
-        Ask for a worker whose end of the control pair is *control*. Nothing else writes to this socket.
+        Ask for a worker whose end of the control pair is *control*. Only this and `reopen` write to this socket.
 
         Raises:
             OSError: the mold is gone.
         """
         socket.send_fds(self._sock, [encode(Fork(slot, replay))], [control.fileno()])
+
+    def reopen(self) -> None:
+        """
+        Ask it to open its log files anew.
+
+        Raises:
+            OSError: the mold is gone.
+        """
+        self._sock.sendall(encode(Reopen()))
 
 
 class Member:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -13,10 +14,21 @@ from jumpstart.errors import AppLoadError, ColdBootRefusedError, ConfigError, Ju
 from jumpstart.profile import AppInfo, Seeding, encode_section, new_manifest, pack_profile
 from jumpstart.runtime import distributions_digest, sources_digest
 from jumpstart.trust import KeyRing
-from jumpstart_server.messages import BlockingChannel, BootFailed, Captured, ChannelClosedError, Section, Start, encode
+from jumpstart_server.messages import (
+    BlockingChannel,
+    BootFailed,
+    Captured,
+    ChannelClosedError,
+    Section,
+    ShutdownFailed,
+    Start,
+    encode,
+)
 from jumpstart_server.settings import Settings, boot_settings
 from jumpstart_server.spawn import start_interpreter
 from jumpstart_warmup.observe import ObserverSnapshot, warm_coverage
+
+logger = logging.getLogger(__name__)
 
 
 def pack(
@@ -117,6 +129,8 @@ def _await_capture(channel: BlockingChannel, settings: Settings) -> Captured:
                 captured = message
             elif isinstance(message, BootFailed):
                 raise ERROR_OF_CODE.get(message.exit_code, JumpstartError)(message.text)
+            elif isinstance(message, ShutdownFailed):
+                logger.error("%s", message.text)  # what it has learnt until then is none the worse
     except ChannelClosedError as error:
         if captured is None:
             raise AppLoadError(f"the builder ended before it had captured anything ({error})") from None

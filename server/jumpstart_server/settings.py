@@ -95,6 +95,22 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _option("Address to bind, with --port; 127.0.0.1 by default, 0.0.0.0 where $PORT gives the port.", "--host"),
     ] = ""
     uds: Annotated[str, _option("Unix socket to bind.", "--uds", path=True)] = ""
+    uds_permissions: Annotated[
+        str,
+        _option(
+            "Who may connect to a Unix socket: its file's permissions, octal; 660 is owner and group. Those of --umask "
+            "are taken off.",
+            "--uds-permissions",
+        ),
+    ] = "666"
+    umask: Annotated[
+        str,
+        _option(
+            "Permissions, octal, that files made by the app's processes do not get; by default as inherited.",
+            "-m",
+            "--umask",
+        ),
+    ] = ""
     fd: Annotated[_Descriptor | None, _option("Inherited socket to serve on.", "--fd")] = None
     port: Annotated[
         _Port | None,
@@ -113,6 +129,32 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             le=10_000,
         ),
     ] = 40
+    queue: Annotated[
+        int,
+        _option(
+            "Requests to WSGI handlers that may wait for a thread of a worker; more are answered with 503.",
+            "--queue",
+            ge=0,
+        ),
+    ] = 1000
+    queue_timeout: Annotated[
+        float,
+        _option(
+            "How long a request may wait for a thread before it is answered with 503, without having started; "
+            "0 is for ever.",
+            "--queue-timeout",
+            unit="s",
+            ge=0,
+        ),
+    ] = 10
+    stream_bodies: Annotated[
+        bool,
+        _option(
+            "Start WSGI handlers when a request's head has come, and let them read its body from the socket, instead "
+            "of when the body has come whole.",
+            "--stream-bodies",
+        ),
+    ] = False
     keep_alive: Annotated[
         float, _option("How long an idle connection is kept.", "--keep-alive", "--timeout-keep-alive", unit="s", ge=0)
     ] = 75
@@ -186,17 +228,55 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = "auto"
     root_path: Annotated[str, _option("Path prefix that a proxy strips (SCRIPT_NAME).", "--root-path")] = ""
+    access_logfile: Annotated[
+        str,
+        _option(
+            "File of the access log; - is standard output. SIGUSR1 opens it anew. Without one there is no access log.",
+            "--access-logfile",
+            path=True,
+        ),
+    ] = ""
+    access_logformat: Annotated[
+        str,
+        _option(
+            "Format of the access log: combined, json (an object per line), or a text with gunicorn's atoms, such as "
+            "%(h)s and %({x-request-id}i)s.",
+            "--access-logformat",
+        ),
+    ] = "combined"
+    access_log: Annotated[
+        bool,
+        _option(
+            "Whether there is an access log; on standard output where --access-logfile names no file.",
+            "--access-log",
+        ),
+    ] = False
     proxy_headers: Annotated[
         bool, _option("Take client address and scheme from a trusted proxy's headers.", "--proxy-headers")
     ] = True
     forwarded_allow_ips: Annotated[
         str,
         _option(
-            "Proxies to trust, comma-separated addresses or networks, or *.",
+            "Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses, networks, unix: (whoever "
+            "connects over a Unix socket) or * (everybody), with commas between them.",
             "--forwarded-allow-ips",
             env=("FORWARDED_ALLOW_IPS",),
         ),
-    ] = "127.0.0.1,::1"
+    ] = "127.0.0.1,::1,unix:"
+    proxy_protocol: Annotated[
+        Literal["off", "v1", "v2", "auto"],
+        _option(
+            "HAProxy's PROXY protocol: the version of the header that every connection begins with; auto takes both. "
+            "A connection without it is refused.",
+            "--proxy-protocol",
+        ),
+    ] = "off"
+    proxy_allow_from: Annotated[
+        str,
+        _option(
+            "Who may connect where --proxy-protocol is on; written like --forwarded-allow-ips.", "--proxy-allow-from"
+        ),
+    ] = "127.0.0.1,::1,unix:"
     ssl_certfile: Annotated[str, _option("TLS certificate.", "--ssl-certfile", "--certfile", path=True)] = ""
     ssl_keyfile: Annotated[str, _option("TLS private key.", "--ssl-keyfile", "--keyfile", path=True)] = ""
     fork: Annotated[
@@ -270,6 +350,42 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug"], _option("Least severe level logged.", "--log-level")
     ] = "info"
+    error_logfile: Annotated[
+        str,
+        _option(
+            "File of the server's own log; - is standard error. SIGUSR1 opens it anew.",
+            "--error-logfile",
+            "--log-file",
+            path=True,
+        ),
+    ] = "-"
+    capture_output: Annotated[
+        bool,
+        _option("Let what the app writes to standard output and error go to --error-logfile too.", "--capture-output"),
+    ] = False
+    log_config: Annotated[
+        str,
+        _option(
+            "Configuration for Python's logging, applied in each process: a file .ini, .conf, .json or .yaml.",
+            "--log-config",
+            path=True,
+        ),
+    ] = ""
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What the file of ``--log-config`` holds.
+
+    Attributes:
+        path: of the file, for messages.
+        ini: its text, for `logging.config.fileConfig`; empty where there is a *document*.
+        document: for `logging.config.dictConfig`.
+    """
+
+    path: str
+    ini: str = ""
+    document: dict[str, Any] = {}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,6 +395,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tenant: TenantSettings
     profile: ProfileSettings
     server: HostSettings
+    logging: LogConfig | None = None
     tenant_name: str = "web"
     home_cache: str = ""
     home_state: str = ""

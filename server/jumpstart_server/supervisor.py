@@ -16,18 +16,26 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from jumpstart.errors import JumpstartError
 from jumpstart.records import Reason
 from jumpstart.report import BootReport, Refusal, Span
 from jumpstart_server import lifecycle, system
-from jumpstart_server.addresses import addresses_of, bind, describe
+from jumpstart_server.addresses import (
+    FileIdentity,
+    addresses_of,
+    bind,
+    describe,
+    identify,
+    remove_socket_file,
+    socket_permissions,
+)
 from jumpstart_server.children import Children
 from jumpstart_server.exits import ExitCode
 from jumpstart_server.learning import Learning
 from jumpstart_server.lifecycle import Event, LifecycleError, Restarts, State, Worker
+from jumpstart_server.logs import reopen_logs
 from jumpstart_server.messages import (
     Accept,
     Ask,
@@ -39,7 +47,9 @@ from jumpstart_server.messages import (
     Hello,
     Learnt,
     MoldReady,
+    Reopen,
     Section,
+    ShutdownFailed,
     Start,
     Stats,
     StoppedAccepting,
@@ -56,7 +66,7 @@ logger = logging.getLogger(__name__)
 KILL_GRACE = 2.0  # seconds beyond graceful_timeout that a draining worker has before SIGKILL
 ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
 FORK_PATIENCE = 10.0  # seconds that a mold may take to fork and the worker to say hello
-IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # that would end the process, and mean more elsewhere
+IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR2)  # that would end the process, and mean more elsewhere
 SAVE_DELAY = 1.0  # seconds between a worker's report of something new and its writing to disk
 CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
 
@@ -85,6 +95,7 @@ class Supervisor:
         self.settings = settings
         self.started = started
         self.sockets: list[socket.socket] = []
+        self._files: list[FileIdentity | None] = []  # of the sockets, in their order
         self.mold: Mold | None = None
         self.members: dict[int, Member] = {}
         self.generation = 0
@@ -126,12 +137,15 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop_asked, number)
         for number in IGNORED_SIGNALS:
             loop.add_signal_handler(number, self._ignore, number)
+        loop.add_signal_handler(signal.SIGUSR1, self._reopen_logs)
         loop.add_signal_handler(signal.SIGCHLD, self._children.reap)
         self._children.leave_alone(self._waiting.pid if self._waiting is not None else None)
         system.adopt_orphans()
         try:
+            permissions = socket_permissions(self._tenant)
             for address in addresses_of(self._tenant):
-                self.sockets.append(bind(address))
+                self.sockets.append(bind(address, permissions))
+                self._files.append(identify(address))
             self._start_generation()
             self._spawn_task(self._run_beside())
             await self._ended.wait()
@@ -143,7 +157,7 @@ class Supervisor:
                 task.cancel()
             self._children.kill_all()
             self._close_sockets()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *IGNORED_SIGNALS):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, *IGNORED_SIGNALS):
                 loop.remove_signal_handler(number)
         return self._exit_code
 
@@ -156,6 +170,18 @@ class Supervisor:
 
     def _ignore(self, number: int) -> None:
         logger.warning("%s does nothing in this version; it is ignored", signal.Signals(number).name)
+
+    def _reopen_logs(self) -> None:
+        """Here, in the mold and in all workers; one that boots does so when it is up."""
+        reopen_logs()
+        logger.info("SIGUSR1: log files are opened anew")
+        if self.mold is not None:
+            try:
+                self.mold.reopen()
+            except OSError as error:
+                logger.warning("mold pid=%d does not open its log files anew: %s", self.mold.pid, error)
+        for member in self.members.values():
+            member.send(Reopen())
 
     def _stop_asked(self, number: int) -> None:
         if self._stopping and number == signal.SIGTERM:
@@ -223,19 +249,19 @@ class Supervisor:
                 pass
 
     def _close_sockets(self) -> None:
-        for sock, address in zip(self.sockets, addresses_of(self._tenant)):
+        for sock, address, file in zip(self.sockets, addresses_of(self._tenant), self._files):
             if address.fd < 0 and self._listening:
                 try:
                     sock.shutdown(socket.SHUT_RDWR)  # in every copy, also one that a child of the app inherited
                 except OSError:
                     pass  # macOS does not know this for listening sockets
             sock.close()
-            if address.path:
-                try:
-                    Path(address.path).unlink()
-                except OSError:
-                    logger.warning("cannot remove %s", address.path)
+            try:
+                remove_socket_file(address, file)
+            except OSError:
+                logger.warning("cannot remove %s", address.path)
         self.sockets.clear()
+        self._files.clear()
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -494,10 +520,22 @@ class Supervisor:
         elif isinstance(message, Learnt):
             self.learning.learnt((worker.generation, worker.slot, worker.pid or 0), message.sections)
             self._save_soon()
+        elif isinstance(message, ShutdownFailed):
+            self._shutdown_failed(member, message)
         elif isinstance(message, BootFailed):
             member.complaint = message.text
             if worker.generation == self.generation:
                 self._boot_failed(message)
+
+    def _shutdown_failed(self, member: Member, message: ShutdownFailed) -> None:
+        """The app's own shut-down failed: said once in full, and in the exit code when the server stops."""
+        known = self._exit_code is ExitCode.APP
+        text = message.text.partition("\n")[0] if known else message.text
+        logger.error(
+            "worker=%d gen=%d pid=%s: %s", member.worker.slot, member.worker.generation, member.worker.pid, text
+        )
+        if self._stopping and self._exit_code is ExitCode.CLEAN:
+            self._exit_code = ExitCode.APP
 
     def _save_soon(self) -> None:
         """Write the warm-start cache a moment from now, once for all that arrives until then."""

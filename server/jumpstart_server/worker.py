@@ -1,14 +1,13 @@
 """
-A worker: lifespan start-up, late restores, warm-up requests, ready, and only then connections.
+A worker: the app's start-up, late restores, warm-up requests, ready, and only then connections.
 
-The server is uvicorn's, with uvloop and our HTTP protocol; `_WarmServer.startup` is the one place where it is told to
-wait. Control messages are read in the same event loop.
+Here is the process: its channel to the supervisor, what makes it warm, what it learns. Connections and requests are its
+engine's (`engine.py`), which calls `become_ready` before it accepts. Control messages are read in the same event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib
 import logging
@@ -19,24 +18,24 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-import uvicorn
 
 from jumpstart.boot import Booted
-from jumpstart.errors import AppLoadError, ConfigError, JumpstartError
+from jumpstart.errors import AppShutdownError, ConfigError, JumpstartError
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
 from jumpstart_server import system
-from jumpstart_server.asgi import JumpstartProtocol
-from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.access import AccessLog
+from jumpstart_server.asgi.server import ASGIServer, as_asgi3
+from jumpstart_server.asgi.streams import replace_in_starlette
+from jumpstart_server.engine import CANCEL_GRACE, Engine
 from jumpstart_server.exits import ExitCode, exit_code
-from jumpstart_server.logs import keep_enabled
+from jumpstart_server.logs import reopen_logs
 from jumpstart_server.messages import (
     Accept,
     Ask,
@@ -47,15 +46,16 @@ from jumpstart_server.messages import (
     Drain,
     Hello,
     Learnt,
+    Reopen,
     Section,
+    ShutdownFailed,
     Start,
     Stats,
     StoppedAccepting,
     WorkerReady,
 )
-from jumpstart_server.pool import ThreadPool
 from jumpstart_server.warming import WarmupNotes, describe, is_rejected
-from jumpstart_server.wsgi import WSGIAdapter
+from jumpstart_server.wsgi.engine import WSGIEngine
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
 from jumpstart_warmup.inprocess import Outcome, WarmupResult, warm_asgi, warm_wsgi
 from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, normalise_path
@@ -67,14 +67,12 @@ LEARN_INTERVAL = 2.0  # seconds between looks for something new; cheap when ther
 STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which survive a kill -9
 REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
 WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may take
-POOL_GRACE = 0.2  # seconds that handlers in threads may take to end when all else has
-CANCEL_GRACE = 1.0  # seconds that tasks of the app may take to end after they were cancelled
 
-
-FOR_ALL_WORKERS = ("uvicorn.loops.uvloop", "jumpstart_server.asgi", "uvloop")
+FOR_ALL_WORKERS = ("uvicorn.loops.uvloop", "uvloop")
 FOR_ASGI_WORKERS = (
     "anyio.to_thread",
     "anyio._backends._asyncio",  # what anyio imports at its first use in an event loop
+    "jumpstart_server.asgi.threads",
     "uvicorn.protocols.websockets.auto",
 )
 
@@ -83,6 +81,8 @@ def import_what_workers_need(interface: Interface) -> None:
     """Import in the mold, once and shared, what each worker would import by itself."""
     for name in FOR_ALL_WORKERS if interface == "wsgi" else FOR_ALL_WORKERS + FOR_ASGI_WORKERS:
         importlib.import_module(name)
+    if interface != "wsgi":
+        replace_in_starlette()
 
 
 def run(
@@ -101,7 +101,6 @@ def run(
         worker = _Worker(start, booted, corpus, listeners, process)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             code = runner.run(worker.main(control))
-        worker.pool.close(timeout_s=POOL_GRACE)
     except SystemExit as error:
         code = error.code if isinstance(error.code, ExitCode) else ExitCode.INTERNAL
     except BaseException:
@@ -117,7 +116,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 class _Worker:
     """
-    One worker process: the app, its statistics, its server and its channel to the supervisor.
+    One worker process: the app, its statistics, its engine and its channel to the supervisor.
     """
 
     def __init__(
@@ -128,48 +127,53 @@ class _Worker:
         self.settings = start.settings
         self.booted = booted
         self.corpus = corpus
-        self.listeners = listeners
         self.stopwatch: Stopwatch = booted.stopwatch
         self.stopwatch.process = process
-        self.pool = ThreadPool(tenant.threads, "jumpstart-wsgi")
         self.observer = Observer(corpus)
         self.may_accept = asyncio.Event()
-        self.drain_asked = asyncio.Event()
+        self.is_draining = False
         self.channel: Channel  # set by main, before anything uses it
         self._learner: asyncio.Task[None] | None = None
         self._learnt_at = -1
         self._captures: set[asyncio.Task[None]] = set()
         self._requests = _warmup_requests(tenant.warmup)
         if booted.interface == "wsgi":
-            self.observed_wsgi = ObservedWSGI(booted.app, self.observer)
-            self.app: Any = WSGIAdapter(self.observed_wsgi, self.pool, multiprocess=tenant.workers > 1)
+            self.app: Any = ObservedWSGI(booted.app, self.observer)
         else:
-            self.app = ObservedASGI(_as_asgi3(booted), self.observer)
-        self.server = _WarmServer(self._uvicorn_config(), self)
+            self.app = ObservedASGI(as_asgi3(booted.app, booted.interface), self.observer)
+        self.engine = self._make_engine(listeners)
 
-    def _uvicorn_config(self) -> _Config:
+    def _make_engine(self, listeners: list[socket.socket]) -> Engine:
         tenant = self.settings.tenant
-        is_wsgi = self.booted.interface == "wsgi"
-        config = _Config(
+        if self.booted.interface == "wsgi":
+            return WSGIEngine(
+                self.booted.app,
+                tenant,
+                listeners,
+                observer=self.observer,
+                access=self._access_log(),
+                become_ready=self.become_ready,
+                stopped_accepting=lambda: self.channel.send(StoppedAccepting()),
+            )
+        return ASGIServer(
             self.app,
-            interface="asgi3",
-            loop="none",
-            http=JumpstartProtocol,
-            ws="none" if is_wsgi else "auto",
-            lifespan="off" if is_wsgi else tenant.lifespan,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=tenant.backlog,
-            root_path=tenant.root_path,
-            proxy_headers=tenant.proxy_headers,
-            forwarded_allow_ips=tenant.forwarded_allow_ips,
-            timeout_graceful_shutdown=max(1, round(tenant.graceful_timeout)),
-            ssl_certfile=tenant.ssl_certfile or None,
-            ssl_keyfile=tenant.ssl_keyfile or None,
+            self.booted.interface,
+            tenant,
+            listeners,
+            access=self._access_log(),
+            become_ready=self.become_ready,
+            stopped_accepting=lambda: self.channel.send(StoppedAccepting()),
+            stopwatch=self.stopwatch,
         )
-        config.jumpstart = ConnectionSettings.of(tenant)
-        return config
+
+    def _access_log(self) -> AccessLog | None:
+        """The command has opened the file once; where that no longer goes, its lines are lost and the requests not."""
+        tenant = self.settings.tenant
+        if not tenant.access_logfile or self.start.role == "builder":
+            return None
+        return AccessLog(
+            tenant.access_logfile, tenant.access_logformat, tenant=self.settings.tenant_name, must_open=False
+        )
 
     # ------------------------------------------------------------------ from start to end
 
@@ -181,13 +185,8 @@ class _Worker:
         limit = self.settings.tenant.startup_timeout
         if limit:
             system.dump_stacks_after(max(limit - 0.5, limit / 2))  # says where it is stuck
-        self._size_thread_pools()
         try:
-            await self.server.serve(self.listeners)
-            self._send_stats()
-            if self.settings.profile.warm_start and self.server.started:
-                self.channel.send(Learnt(sections=self.capture("host")))
-            code = ExitCode.CLEAN
+            code = await self._serve()
         except JumpstartError as error:
             # Its start-up failed by itself; doing that once more, cold, would only repeat its side effects.
             code = exit_code(error)
@@ -202,15 +201,19 @@ class _Worker:
         await _cancel_leftovers()
         return code
 
-    def _size_thread_pools(self) -> None:
-        """Sync code of ASGI apps gets the tenant's threads: anyio's limiter, and asyncio's default executor."""
-        threads = self.settings.tenant.threads
-        executor = ThreadPoolExecutor(threads, thread_name_prefix="jumpstart-executor")
-        asyncio.get_running_loop().set_default_executor(executor)
-        if self.booted.interface != "wsgi":
-            import anyio.to_thread
-
-            anyio.to_thread.current_default_thread_limiter().total_tokens = threads
+    async def _serve(self) -> ExitCode:
+        failure: AppShutdownError | None = None
+        try:
+            await self.engine.serve()
+        except AppShutdownError as error:
+            failure = error
+        self._send_stats()
+        if self.settings.profile.warm_start and self.engine.started:
+            self.channel.send(Learnt(sections=self.capture("host")))
+        if failure is None:
+            return ExitCode.CLEAN
+        self.channel.send(ShutdownFailed(text=str(failure)))
+        return exit_code(failure)
 
     async def _follow_control(self) -> None:
         try:
@@ -220,6 +223,8 @@ class _Worker:
                     self.may_accept.set()
                 elif isinstance(message, Drain):
                     self._drain()
+                elif isinstance(message, Reopen):
+                    reopen_logs()
                 elif isinstance(message, Ask):
                     try:
                         self._answer(message)
@@ -229,8 +234,8 @@ class _Worker:
             os._exit(ExitCode.INTERNAL)  # the supervisor is gone, and the port with it
 
     def _drain(self) -> None:
-        self.server.should_exit = True
-        self.drain_asked.set()
+        self.is_draining = True
+        self.engine.drain()
 
     def _answer(self, ask: Ask) -> None:
         if ask.capture:
@@ -241,8 +246,7 @@ class _Worker:
             self._send_stats(ask.number)
 
     def _send_stats(self, number: int = 0) -> None:
-        observed = self.observer.snapshot()
-        self.channel.send(Stats(number=number, observed=observed, threads=self.pool.threads, busy=self.pool.busy))
+        self.channel.send(Stats(number=number, observed=self.observer.snapshot(), pool=self.engine.stats()))
 
     async def _capture_for(self, number: int) -> None:
         sections = await self._capture("ship")
@@ -304,7 +308,7 @@ class _Worker:
 
         def work() -> None:
             result = warm_wsgi(
-                self.observed_wsgi,
+                self.app,
                 requests,
                 budget_s=budget_s,
                 server=server,
@@ -355,7 +359,7 @@ class _Worker:
         """Tell the supervisor what is new, now and then, so that little is lost to a kill -9."""
         last_stats = 0.0
         pause = LEARN_INTERVAL
-        while not self.server.should_exit:
+        while not self.is_draining:
             await asyncio.sleep(pause)
             if self.settings.profile.warm_start and self.observer.changes != self._learnt_at:
                 self._learnt_at = self.observer.changes
@@ -388,6 +392,7 @@ class _Worker:
 
     def capture(self, purpose: Purpose) -> dict[str, Section]:
         """Ask every recorder for what it knows. From any thread."""
+        self.observer.settle()  # the corpus is one of them
         recorders = self.booted.recorders
         sections = {}
         for name, records in recorders.capture(purpose).items():
@@ -417,14 +422,6 @@ def _settle(
         future.set_result(result or {})
 
 
-def _as_asgi3(booted: Booted) -> Any:
-    if booted.interface == "asgi":
-        return booted.app
-    from uvicorn.middleware.asgi2 import ASGI2Middleware
-
-    return ASGI2Middleware(booted.app)
-
-
 async def _cancel_leftovers() -> None:
     """End tasks that the app left behind; the runner would wait for them without a limit."""
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -432,112 +429,3 @@ async def _cancel_leftovers() -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=CANCEL_GRACE)
-
-
-class _Config(uvicorn.Config):
-    """uvicorn's, with what our HTTP protocol wants to know."""
-
-    jumpstart: ConnectionSettings
-
-
-class _WarmServer(uvicorn.Server):
-    """uvicorn's server, which accepts when the worker is ready and leaves signals to the worker."""
-
-    def __init__(self, config: uvicorn.Config, worker: _Worker) -> None:
-        super().__init__(config)
-        self.worker = worker
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """
-        Start the app, make it warm, and listen, unless a drain is asked first.
-
-        Raises:
-            AppLoadError: the app's lifespan start-up failed.
-        """
-        lifespan = self.lifespan
-        complaints = _Complaints()
-        lifespan.logger = complaints  # one message per worker would be noise
-        booting = asyncio.ensure_future(self._boot(lifespan, complaints))
-        draining = asyncio.ensure_future(self.worker.drain_asked.wait())
-        await asyncio.wait({booting, draining}, return_when=asyncio.FIRST_COMPLETED)
-        draining.cancel()
-        if not booting.done():
-            booting.cancel()
-            await asyncio.wait({booting}, timeout=CANCEL_GRACE)
-        elif not booting.cancelled():
-            booting.result()
-        if self.should_exit:
-            if complaints.started:
-                await lifespan.shutdown()
-            return
-        lifespan.logger = logging.getLogger("uvicorn.error")
-        self.lifespan = _Started(lifespan)
-        await super().startup(sockets)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that wait already, or closing the sockets would reset them; then drain."""
-        for sock in sockets or ():
-            for _ in range(self.config.backlog):
-                try:
-                    waiting, _ = sock.accept()
-                except OSError:
-                    break
-                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, waiting, ssl=self.config.ssl)
-        for server in self.servers:
-            server.close()
-        self.worker.channel.send(StoppedAccepting())
-        await super().shutdown(sockets)
-
-    def _protocol(self) -> asyncio.Protocol:
-        kind: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = kind(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return protocol
-
-    async def _boot(self, lifespan: Any, complaints: _Complaints) -> None:
-        with self.worker.stopwatch.span("lifespan start-up"):
-            await lifespan.startup()
-        if lifespan.should_exit:
-            raise AppLoadError("\n".join(["the app's lifespan start-up failed", *complaints.texts]).rstrip())
-        complaints.started = True
-        keep_enabled()  # start-up code configures logging as often as modules do
-        await self.worker.become_ready(lifespan.state)
-
-
-class _Complaints(logging.Logger):
-    """Collects what uvicorn says about a lifespan that fails, for one message from the supervisor."""
-
-    def __init__(self) -> None:
-        super().__init__("jumpstart_server.lifespan")
-        self.texts: list[str] = []
-        self.started = False
-
-    def isEnabledFor(self, level: int) -> bool:  # logging's name
-        return level >= logging.ERROR
-
-    def handle(self, record: logging.LogRecord) -> None:
-        text = record.getMessage().strip()
-        if record.exc_info and record.exc_info[1] is not None:
-            text += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
-        if text != "Application startup failed. Exiting.":
-            self.texts.append(text)
-
-
-class _Started:
-    """A lifespan whose start-up is done: what uvicorn's server needs from then on."""
-
-    def __init__(self, lifespan: Any) -> None:
-        self._lifespan = lifespan
-        self.should_exit = False
-        self.state = lifespan.state
-
-    async def startup(self) -> None:
-        pass
-
-    async def shutdown(self) -> None:
-        await self._lifespan.shutdown()

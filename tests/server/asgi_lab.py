@@ -14,147 +14,25 @@ import contextlib
 import itertools
 import socket
 import ssl
-import struct
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import uvicorn
 
-from jumpstart_server.asgi import JumpstartProtocol
+from jumpstart_server.asgi import JumpstartProtocol, ProxiedProtocol
 from jumpstart_server.connection_settings import ConnectionSettings
+from tests.server.raw_http import PATIENCE, Client, Response, until
+
+__all__ = ["App", "Client", "Lab", "Receive", "Response", "Scope", "Send", "answer", "echo", "read_body", "until"]
 
 T = TypeVar("T")
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-PATIENCE = 5.0  # seconds after which a test calls it a hang
-RESET = struct.pack("ii", 1, 0)
-
-
-def until(condition: Callable[[], T], timeout: float = PATIENCE) -> T:
-    """The first true value of *condition*, polled."""
-    give_up = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < give_up, f"not within {timeout:g} s"
-        time.sleep(0.002)
-    return value
-
-
-@dataclass
-class Response:
-    status: int
-    headers: list[tuple[str, str]]  # names in lower case
-    body: bytes
-    complete: bool  # it ended as it had promised
-
-    def get(self, name: str) -> str | None:
-        return next((value for found, value in self.headers if found == name), None)
-
-
-class Client:
-    """One connection."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.sock.settimeout(PATIENCE)
-        self.buffer = b""
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.sock.close()
-
-    def send(self, data: bytes) -> None:
-        self.sock.sendall(data)
-
-    def get(self, path: str, *fields: str, version: str = "1.1", method: str = "GET") -> None:
-        lines = [f"{method} {path} HTTP/{version}", "Host: test", *fields, "", ""]
-        self.send("\r\n".join(lines).encode())
-
-    def end(self) -> None:
-        """Say that no more will come."""
-        self.sock.shutdown(socket.SHUT_WR)
-
-    def reset(self) -> None:
-        """Vanish."""
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        self.sock.close()
-
-    def more(self) -> bool:
-        """Read some bytes; whether any came. A reset raises."""
-        data = self.sock.recv(65536)
-        self.buffer += data
-        return bool(data)
-
-    def line(self) -> bytes | None:
-        while b"\r\n" not in self.buffer:
-            if not self.more():
-                return None
-        line, _, self.buffer = self.buffer.partition(b"\r\n")
-        return line
-
-    def exactly(self, size: int) -> bytes:
-        """So many bytes, fewer if the connection ends."""
-        while len(self.buffer) < size and self.more():
-            pass
-        data, self.buffer = self.buffer[:size], self.buffer[size:]
-        return data
-
-    def rest(self) -> bytes:
-        """Everything up to the end of the connection."""
-        while self.more():
-            pass
-        data, self.buffer = self.buffer, b""
-        return data
-
-    def head(self) -> tuple[int, list[tuple[str, str]]]:
-        first = self.line()
-        assert first is not None, "closed without an answer"
-        version, status, _ = first.decode().split(" ", 2)
-        assert version == "HTTP/1.1"
-        fields = []
-        while line := self.line():
-            name, _, value = line.decode("latin-1").partition(": ")
-            fields.append((name.lower(), value))
-        return int(status), fields
-
-    def response(self, method: str = "GET") -> Response:
-        """The next response, interim ones too."""
-        status, fields = self.head()
-        named = dict(fields)
-        assert not ("content-length" in named and "transfer-encoding" in named)
-        if method == "HEAD" or status < 200 or status in (204, 304):
-            return Response(status, fields, b"", True)
-        if "content-length" in named:
-            size = int(named["content-length"])
-            body = self.exactly(size)
-            return Response(status, fields, body, len(body) == size)
-        if named.get("transfer-encoding") == "chunked":
-            parts = []
-            while (line := self.line()) is not None:
-                size = int(line, 16)
-                parts.append(self.exactly(size))
-                if self.line() is None:
-                    break
-                if size == 0:
-                    return Response(status, fields, b"".join(parts), True)
-            return Response(status, fields, b"".join(parts), False)
-        return Response(status, fields, self.rest(), True)
-
-    def is_closed(self) -> bool:
-        """Wait for the end of the connection; nothing may come before it."""
-        try:
-            return not self.buffer and not self.more()
-        except ConnectionResetError:
-            return True
 
 
 class Lab:
@@ -176,7 +54,7 @@ class Lab:
         certfile, keyfile = tls or (None, None)
         self.config = uvicorn.Config(
             app or self._dispatch,
-            http=JumpstartProtocol,
+            http=JumpstartProtocol if settings is None or settings.proxy_protocol == "off" else ProxiedProtocol,
             lifespan=config.pop("lifespan", "off"),
             interface="asgi3",
             log_config=None,

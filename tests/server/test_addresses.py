@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
+import re
 import socket
 import stat
 import tempfile
@@ -19,8 +23,12 @@ from jumpstart_server.addresses import (
     addresses_of,
     bind,
     describe,
+    identify,
     parse_address,
+    parse_permissions,
     remove_dead_socket,
+    remove_socket_file,
+    socket_permissions,
 )
 from jumpstart_server.settings import TenantSettings
 
@@ -172,6 +180,43 @@ def test_ipv6_is_bound_and_described_in_brackets() -> None:
         socket.create_connection(("127.0.0.1", bound.getsockname()[1]), timeout=5).close()
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("text", ["[::]:0", "[::0]:0", "[0:0:0:0:0:0:0:0]:0"])
+def test_175_all_addresses_are_those_of_both_families(text: str) -> None:
+    with bind(parse_address(text)) as bound:
+        bound.listen()
+        port = bound.getsockname()[1]
+        assert not bound.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port), timeout=5).close()
+
+
+@pytest.fixture
+def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose kernel was told ipv6.disable=1."""
+    real = socket.socket
+
+    def make(family: int = -1, *arguments: int, **more: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(family, *arguments, **more)
+
+    monkeypatch.setattr("jumpstart_server.addresses.socket.socket", make)
+
+
+@pytest.mark.usefixtures("without_ipv6")
+def test_175_without_ipv6_all_addresses_are_those_of_ipv4(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), bind(Address(host="::", port=0)) as bound:
+        assert describe(bound) == f"http://0.0.0.0:{bound.getsockname()[1]}"
+    assert caplog.messages == ["there is no IPv6 here: 0.0.0.0:0 in place of [::]:0"]
+
+
+@pytest.mark.usefixtures("without_ipv6")
+def test_175_without_ipv6_another_address_of_it_is_an_error_that_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"^--bind \[::1\]:0: no such address here, perhaps no IPv6 at all$"):
+        bind(Address(host="::1", port=0))
+
+
 def test_a_socket_is_described_with_its_real_port(folder: Path) -> None:
     with bind(Address(host="127.0.0.1", port=0)) as bound:
         port = bound.getsockname()[1]
@@ -216,6 +261,96 @@ def test_what_is_not_a_socket_is_left_alone(folder: Path) -> None:
     link.symlink_to(path)
     with pytest.raises(ConfigError, match="not a socket"):
         remove_dead_socket(link)
+
+
+@pytest.mark.parametrize("target", ["nothing", "file", "socket"])
+def test_173_a_link_is_neither_followed_nor_removed(folder: Path, target: str) -> None:
+    """Whatever it leads to: nothing, a file, or a socket that somebody serves."""
+    link, there = folder / "link.sock", folder / "there"
+    link.symlink_to(there)
+    with socket.socket(socket.AF_UNIX) as server:
+        if target == "file":
+            there.write_text("precious")
+        elif target == "socket":
+            server.bind(str(there))
+            server.listen()
+        before = there.stat() if target != "nothing" else None
+        with pytest.raises(ConfigError, match="something that is not a socket lies there"):
+            bind(Address(path=str(link)), 0o600)
+        assert link.is_symlink()
+        assert link.readlink() == there
+        assert (there.stat() if there.exists() else None) == before
+
+
+@pytest.mark.parametrize("permissions", [0o666, 0o660, 0o600, 0o777, 0o000])
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
+def test_173_permissions_are_what_was_asked_for_and_there_before_anybody_can_connect(
+    folder: Path, permissions: int, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        for _ in range(2):  # what lay there before keeps nothing of its own
+            with bind(Address(path=str(folder / "x.sock")), permissions) as bound:
+                assert not bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                assert stat.S_IMODE((folder / "x.sock").stat().st_mode) == permissions
+            (folder / "x.sock").chmod(0o777)
+        assert os.umask(umask) == umask, "put back"
+    finally:
+        os.umask(before)
+
+
+def test_the_umask_is_put_back_where_binding_fails(folder: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with pytest.raises(ConfigError):
+            bind(Address(path=f"{folder}/no/x.sock"), 0o666)
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "umask", "mode"),
+    [("666", "", 0o666), ("660", "", 0o660), ("0o600", "", 0o600), ("0666", "022", 0o644), ("666", "0", 0o666)],
+)
+def test_the_umask_of_the_settings_is_taken_off(permissions: str, umask: str, mode: int) -> None:
+    assert socket_permissions(TenantSettings(uds_permissions=permissions, umask=umask)) == mode
+
+
+def test_by_default_everybody_may_connect_as_to_the_loopback() -> None:
+    assert socket_permissions(TenantSettings()) == 0o666
+
+
+@pytest.mark.parametrize("text", ["", "0o", "8", "18", "rw-", "-1", "1777", "00666", "0x1b6", "６６６", "6 6", "+660"])
+def test_permissions_that_are_none_are_an_error_that_says_how_to_write_them(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^--umask: {re.escape(repr(text))} is not allowed; write three octal digits"
+    ):
+        parse_permissions(text, option="--umask")
+
+
+def test_a_socket_file_is_removed_by_its_own_server_only(folder: Path) -> None:
+    address = Address(path=str(folder / "x.sock"))
+    path = Path(address.path)
+    with bind(address) as first:
+        own = identify(address)
+        path.unlink()
+        with bind(address):  # another server, while the first one still runs
+            remove_socket_file(address, own)
+            assert path.is_socket()
+        path.unlink()
+        path.symlink_to(folder)
+        remove_socket_file(address, own)
+        assert path.is_symlink()
+        path.unlink()
+        remove_socket_file(address, own)
+        assert first.fileno() >= 0
+    with bind(address):
+        remove_socket_file(address, identify(address))
+        assert not path.exists()
+    assert identify(address) is None
+    assert identify(Address(host="a", port=1)) is None
+    remove_socket_file(Address(fd=0), None)
 
 
 def test_a_path_that_is_too_long_is_said_so(folder: Path) -> None:

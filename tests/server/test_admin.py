@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,6 +26,7 @@ from jumpstart.trust import KeyRing
 from jumpstart_server.addresses import SUN_PATH_LIMIT, Address
 from jumpstart_server.admin import PROFILE_TYPE, admin_address, admin_app, clean_stale, run_folder, serve_admin
 from jumpstart_server.cli.status import describe_status
+from jumpstart_server.engine import PoolStats
 from jumpstart_server.lifecycle import State, Worker
 from jumpstart_server.messages import Section, Stats
 from jumpstart_server.processes import Member
@@ -81,7 +83,7 @@ class FakeSupervisor:
 
     def serve(self) -> None:
         worker = Member(Worker(0, 1, State.SERVING, pid=41))
-        worker.stats = Stats(number=1, observed=OBSERVED, threads=3, busy=1)
+        worker.stats = Stats(number=1, observed=OBSERVED, pool=PoolStats(threads=3, busy=1, limit=40))
         self.members = {1: Member(Worker(1, 1, State.BOOTING)), 0: worker}
         self.accepting = [worker]
         self.boot = self.mold_report = REPORT
@@ -152,6 +154,30 @@ def test_not_ready_says_what_it_waits_for_ready_how_many_and_stopping_that(pages
     assert (answer.status_code, answer.text) == (503, "stopping\n")
 
 
+def test_18_a_server_whose_threads_are_all_busy_for_long_is_alive_and_not_ready(pages: Pages) -> None:
+    pages.supervisor.serve()
+    (worker,) = pages.supervisor.accepting
+    pool = PoolStats(threads=4, busy=4, waiting=12, peak=4, limit=4, oldest_wait_s=6.25)
+    worker.stats = Stats(number=1, observed=OBSERVED, pool=pool)
+    answer = pages("/readyz")
+    assert answer.status_code == 503
+    assert answer.text == "no thread is free\nworker 0: 4 of 4 threads busy, 12 waiting, the longest for 6.2 s\n"
+    assert pages("/livez").status_code == 200
+    assert pages("/status").json()["workers"][0] | msgspec.structs.asdict(pool) == pages("/status").json()["workers"][0]
+    assert "busy 4 of 4, waiting 12 up to 6.2 s" in "\n".join(describe_status(pages("/status").json()))
+    # As long as one worker has room, the server has.
+    other = Member(Worker(1, 1, State.SERVING, pid=42))
+    pages.supervisor.accepting.append(other)
+    answer = pages("/readyz")
+    assert (answer.status_code, answer.text.partition("\n")[0]) == (200, "2 workers ready")
+    assert "worker 0: 4 of 4 threads busy" in answer.text and "worker 1" not in answer.text
+    # A short queue is no reason to go elsewhere.
+    pages.supervisor.accepting.remove(other)
+    worker.stats = Stats(number=1, observed=OBSERVED, pool=msgspec.structs.replace(pool, oldest_wait_s=4.9))
+    answer = pages("/readyz")
+    assert (answer.status_code, answer.text) == (200, "1 workers ready\n")
+
+
 def test_the_boot_page_is_there_from_the_first_moment(pages: Pages) -> None:
     document = pages("/boot").json()
     assert document["target"] == "js:app" and document["ready_after_s"] is None and document["start_reasons"] == []
@@ -193,7 +219,7 @@ def test_the_text_tells_boot_and_traffic_apart_and_counts_errors(pages: Pages) -
     assert "\nat boot: warm coverage unknown" in text
     assert "real requests since: 4, errors 1, cold events 2, 75.0% of them warm" in text
     assert "4 × GET /, mean 0.0 ms, errors 1, cold requests 1" in text
-    assert "worker 0 pid 41 serving, threads 3, does not answer: its numbers are old" in text
+    assert "worker 0 pid 41 serving, threads 3, busy 1 of 40, does not answer: its numbers are old" in text
 
 
 def test_the_metrics_page_is_for_prometheus(pages: Pages) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from jumpstart_server.config import environment, load_settings, paths_of_host, u
 from jumpstart_server.settings import Option, Settings, allowed_values, declared_options
 
 OPTIONS = {f"{option.section}.{option.key}": option for option in declared_options()}
-CHECKED_TOGETHER = ("ssl_certfile", "ssl_keyfile", "warmup", "lru_cache", "root_path", "admin", "chdir", "disable")
+CHECKED_TOGETHER = (
+    *("ssl_certfile", "ssl_keyfile", "warmup", "lru_cache", "root_path", "admin", "chdir", "disable"),
+    *("log_config", "capture_output"),
+)
 """Their last check comes when all sources are merged, and names the flag."""
 
 
@@ -303,6 +307,12 @@ def test_a_wrong_value_names_file_key_and_what_is_allowed(desk: Desk, text: str,
         ({}, {"PORT": "http"}, ["PORT", "'http'"]),
         ({}, {"JUMPSTART_WARM_START": "perhaps"}, ["JUMPSTART_WARM_START", "'perhaps'"]),
         ({}, {"JUMPSTART_LOG_LEVEL": "loud"}, ["JUMPSTART_LOG_LEVEL", "one of critical, error"]),
+        ({"tenant.proxy_protocol": "v3"}, {}, ["--proxy-protocol", "'v3'", "one of off, v1, v2, auto"]),
+        ({"tenant.forwarded_allow_ips": "::1,nginx"}, {}, ["--forwarded-allow-ips: 'nginx' is not allowed", "unix:"]),
+        ({}, {"FORWARDED_ALLOW_IPS": "10.0.0.1/8"}, ["FORWARDED_ALLOW_IPS: '10.0.0.1/8'", "write 10.0.0.0/8"]),
+        ({"tenant.proxy_allow_from": "a"}, {}, ["--proxy-allow-from: 'a' is not allowed"]),
+        ({"tenant.uds_permissions": "rw"}, {}, ["--uds-permissions: 'rw'", "octal"]),
+        ({"tenant.umask": "18"}, {}, ["-m: '18'", "octal"]),
     ],
 )
 def test_a_wrong_text_names_where_it_came_from(
@@ -340,6 +350,7 @@ def test_a_list_of_one_may_be_written_without_brackets(desk: Desk) -> None:
         ({"profile.lru_cache": ("shop",)}, "--lru-cache shop: write MODULE:NAME"),
         ({"tenant.root_path": "shop"}, "--root-path shop: "),
         ({"tenant.root_path": "/shöp"}, "--root-path /shöp: "),
+        ({"tenant.ssl_certfile": __file__, "tenant.proxy_protocol": "v2"}, "--proxy-protocol v2 and --ssl-certfile: "),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(desk: Desk, given: dict[str, Any], words: str) -> None:
@@ -539,3 +550,103 @@ def test_any_text_on_the_command_line_or_in_the_environment_gives_settings_or_an
         assert finite(found)
         return
     assert any(word in message for word in (option.env, *option.flags, "TARGET"))
+
+
+# -- logs --
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "file", "expected"),
+    [
+        ({}, {}, "", ""),
+        ({"access_log": True}, {}, "", "-"),
+        ({"access_log": False}, {}, "", ""),
+        ({"access_logfile": "a.log"}, {}, "", "a.log"),
+        ({"access_logfile": "-"}, {}, "", "-"),
+        ({"access_log": True, "access_logfile": "a.log"}, {}, "", "a.log"),
+        ({"access_log": False, "access_logfile": "a.log"}, {}, "", ""),
+        ({"access_log": False}, {}, "access_logfile = 'a.log'", ""),
+        ({"access_log": True}, {}, "access_logfile = 'a.log'", "a.log"),
+        ({"access_logfile": "a.log"}, {}, "access_log = false", "a.log"),
+        ({}, {"JUMPSTART_ACCESS_LOG": "1"}, "", "-"),
+        ({}, {"JUMPSTART_ACCESS_LOGFILE": "a.log"}, "access_log = false", "a.log"),
+        ({}, {"JUMPSTART_ACCESS_LOG": "false"}, "access_logfile = 'a.log'", ""),
+        ({}, {}, "access_log = true", "-"),
+    ],
+)
+def test_the_access_log_has_one_file_or_none(
+    desk: Desk, line: dict[str, Any], environ: dict[str, str], file: str, expected: str
+) -> None:
+    desk.file(f"[tenants.web]\n{file}")
+    tenant = desk.load({f"tenant.{name}": value for name, value in line.items()}, environ).tenant
+    assert tenant.access_logfile == (str(desk.folder / expected) if expected not in ("", "-") else expected)
+    assert tenant.access_log == bool(expected)
+
+
+def test_log_files_are_relative_to_their_config_file_and_streams_are_not(desk: Desk) -> None:
+    path = desk.file("[server]\nerror_logfile = 'e.log'\n[tenants.web]\naccess_logfile = '-'", "etc/jumpstart.toml")
+    found = desk.load(file=str(path))
+    assert (found.server.error_logfile, found.tenant.access_logfile) == (str(desk.folder / "etc" / "e.log"), "-")
+    assert desk.load().server.error_logfile == "-"
+
+
+def test_a_format_of_the_access_log_is_read_at_once(desk: Desk) -> None:
+    assert "JUMPSTART_ACCESS_LOGFORMAT: unknown atom %(z)s; allowed are h, l, u" in desk.refused(
+        environ={"JUMPSTART_ACCESS_LOGFORMAT": "%(h)s %(z)s"}
+    )
+    assert desk.load({"tenant.access_logformat": "json"}).tenant.access_logformat == "json"
+
+
+def test_capturing_wants_a_file(desk: Desk) -> None:
+    assert "--capture-output: name a file with --error-logfile" in desk.refused({"server.capture_output": True})
+
+
+def test_a_log_configuration_is_read_and_not_applied(desk: Desk) -> None:
+    desk.file('{"version": 1}', "log.json")
+    found = desk.load({"server.log_config": "log.json"}).logging
+    assert found is not None and (found.document, found.ini) == ({"version": 1}, "")
+    text = "[loggers]\nkeys=root\n"
+    for name in ("log.ini", "log.conf", "log"):
+        desk.file(text, name)
+        found = desk.load({"server.log_config": name}).logging
+        assert found is not None and (found.document, found.ini, found.path) == ({}, text, str(desk.folder / name))
+    assert desk.load().logging is None
+
+
+def test_a_log_configuration_in_yaml_needs_pyyaml(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.file("version: 1", "log.yaml")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert "log.yaml: YAML needs PyYAML: pip install pyyaml, or write JSON" in desk.refused(
+        {"server.log_config": "log.yaml"}
+    )
+
+    class YAML:  # as far as it is asked
+        class YAMLError(Exception):
+            pass
+
+        @staticmethod
+        def safe_load(text: str) -> object:
+            if text == "version: 1":
+                return {"version": 1}
+            raise YAML.YAMLError("line 1:\n what is this")
+
+    monkeypatch.setitem(sys.modules, "yaml", YAML)
+    found = desk.load({"server.log_config": "log.yaml"}).logging
+    assert found is not None and found.document == {"version": 1}
+    desk.file("?", "log.yml")
+    assert "log.yml: not YAML: line 1: what is this" in desk.refused({"server.log_config": "log.yml"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("log.json", "{", "log.json: not JSON: "),
+        ("log.json", "[]", "log.json: must hold one object"),
+        ("log.ini", "no section", "log.ini: not an .ini file: File contains no section headers."),
+        ("absent.ini", None, "absent.ini: cannot be read: "),
+    ],
+)
+def test_a_log_configuration_that_is_wrong_is_named(desk: Desk, name: str, text: str | None, said: str) -> None:
+    if text is not None:
+        desk.file(text, name)
+    assert said in desk.refused({"server.log_config": name})

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from jumpstart.records import Dropped, Reason, Record
 from jumpstart.report import BootReport, Refusal, SectionReport, Span, WarmupReport
+from jumpstart_server.engine import PoolStats
 from jumpstart_server.messages import (
     LENGTH,
     MAX_MESSAGE,
@@ -33,7 +34,9 @@ from jumpstart_server.messages import (
     Learnt,
     Message,
     MoldReady,
+    Reopen,
     Section,
+    ShutdownFailed,
     Start,
     Stats,
     StoppedAccepting,
@@ -69,14 +72,18 @@ MESSAGES: list[Message] = [
     Start(role="mold", settings=SETTINGS, started=1.5, generation=2, slot=3, supervisor_pid=4, requests="r.toml"),
     Fork(3),
     StoppedAccepting(),
+    ShutdownFailed("Traceback …"),
     MoldReady(report=REPORT),
     BootFailed(exit_code=3, text="Traceback …\n\udcff".encode("utf-8", "replace").decode()),
     Accept(),
     Drain(),
+    Reopen(),
     Ask(7, capture=True),
     Hello(4711),
     WorkerReady(report=REPORT),
-    Stats(number=7, observed=OBSERVED, threads=4, busy=2),
+    Stats(
+        number=7, observed=OBSERVED, pool=PoolStats(threads=4, busy=2, waiting=1, peak=4, limit=8, oldest_wait_s=0.5)
+    ),
     Learnt(sections=SECTIONS),
     Captured(number=7, sections=SECTIONS, observed=OBSERVED, failures=["GET /: 500"]),
 ]

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jumpstart.records import Dropped, Reason
 from jumpstart.report import BootReport, SectionReport
+from jumpstart_server.engine import PoolStats
 from jumpstart_server.metrics import CONTENT_TYPE, render
 from jumpstart_warmup.observe import BUCKETS_S, ObserverSnapshot, RouteStats
 
@@ -26,8 +27,7 @@ def page(**words: Any) -> str:
         "workers": {"serving": 2},
         "ready_after_s": 1.5,
         "restarts": 0,
-        "threads": 4,
-        "busy": 1,
+        "pools": [PoolStats(threads=4, busy=1, limit=40)],
         "refusals": [],
     }
     return render(**{**plain, **words})
@@ -109,6 +109,19 @@ def test_processes_and_threads_are_there() -> None:
     assert value(samples, "jumpstart_pool_threads") == 4
     assert value(samples, "jumpstart_pool_threads_busy") == 1
     assert value(samples, "jumpstart_ready_seconds") == 1.5
+
+
+def test_threads_of_workers_are_added_up_and_the_longest_wait_is_told() -> None:
+    one = PoolStats(threads=4, busy=4, waiting=3, peak=4, limit=4, oldest_wait_s=6.5)
+    two = PoolStats(threads=2, busy=1, peak=2, limit=4)
+    samples = parsed(page(pools=[one, two]))
+    assert value(samples, "jumpstart_pool_threads") == 6
+    assert value(samples, "jumpstart_pool_threads_busy") == 5
+    assert value(samples, "jumpstart_pool_threads_limit") == 8
+    assert value(samples, "jumpstart_pool_threads_waiting") == 3
+    assert value(samples, "jumpstart_pool_threads_peak") == 6
+    assert value(samples, "jumpstart_queue_oldest_wait_seconds") == 6.5
+    assert value(parsed(page(pools=[])), "jumpstart_queue_oldest_wait_seconds") == 0
 
 
 def test_what_is_not_known_is_left_out() -> None:

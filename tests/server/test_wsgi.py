@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jumpstart_server.pool import ThreadPool
-from jumpstart_server.wsgi import CHUNKS_IN_FLIGHT, SPOOL_BYTES, ClientGoneError, WSGIAdapter
+from jumpstart_server.wsgi_adapter import CHUNKS_IN_FLIGHT, SPOOL_BYTES, ClientGoneError, WSGIAdapter
 
 PATIENCE = 20.0  # seconds
 StartResponse = Callable[..., Callable[[bytes], None]]

@@ -279,9 +279,9 @@ class CorpusRecorder(Recorder):
         self._routes: dict[str, _Route] = {}
         self._restored: dict[str, _Restored] = {}
 
-    def observe_request(self, route: str, method: str, target: str, headers: Headers) -> None:
+    def observe_request(self, route: str, method: str, target: str, headers: Headers, number: int = 1) -> None:
         """
-        Count one real request under its *route*, unless `scrub` finds it unfit.
+        Count *number* real requests under their *route*, unless `scrub` finds them unfit.
 
         The caller has checked that the answer was a 2xx or 3xx and that the request is evidence, that is, neither
         warm-up nor shadow. *headers* are read only when the target is new.
@@ -294,15 +294,15 @@ class CorpusRecorder(Recorder):
             known = self._routes.get(route)
             seen = known.seen.get(f"{method} {target}") if known is not None else None
             if known is not None and seen is not None:
-                known.count += 1
-                seen.count += 1
+                known.count += number
+                seen.count += number
                 return
         request = scrub(method, target, headers, hosts=self._hosts)
         if request is not None:
-            self.record(route, request)
+            self.record(route, request, number)
 
-    def record(self, route: str, request: WarmRequest) -> None:
-        """Count one request that is scrubbed already."""
+    def record(self, route: str, request: WarmRequest, number: int = 1) -> None:
+        """Count *number* requests that are scrubbed already."""
         key = f"{request.method} {request.path}"
         with self._lock:
             known = self._routes.get(route)
@@ -311,8 +311,8 @@ class CorpusRecorder(Recorder):
             seen = known.seen.get(key)
             if seen is None:
                 seen = known.seen[key] = _Seen(request, _make_room(known.seen, MAX_PER_ROUTE))
-            known.count += 1
-            seen.count += 1
+            known.count += number
+            seen.count += number
 
     def capture(self, purpose: Purpose) -> list[Record]:
         """Return every request known, heaviest first; see the class about weights."""

@@ -22,7 +22,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -46,6 +46,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 """Upper bounds (inclusive) of the latency histogram in seconds; one more bucket takes the rest."""
 
 MAX_ROUTES = 1000
+MAX_CELLS = 256  # kinds of finished requests that are counted together before they go into the books
 MAX_NAMES = 50
 OTHER = "(other)"
 NOT_FOUND = "(not found)"
@@ -201,6 +202,20 @@ class _Entry:
         )
 
 
+_CellKey = tuple[str, bytes, str | None, int, bool]  # method, target, rule, status, evidence
+
+
+class _Cell:
+    """Requests that were alike, and are not in the books yet."""
+
+    __slots__ = ("buckets", "elapsed_s", "headers")
+
+    def __init__(self, headers: Headers) -> None:
+        self.headers = headers
+        self.elapsed_s = 0.0
+        self.buckets = [0] * (len(BUCKETS_S) + 1)
+
+
 class Observer:
     """The books of one process. Every method may be called from any thread."""
 
@@ -210,7 +225,14 @@ class Observer:
         self._lock = threading.Lock()
         self._routes: dict[str, _Entry] = {}
         self._warmup: dict[str, _Entry] = {}
-        self.changes = 0  # grows when there is something that a next process would want to know
+        self._changes = 0
+        self._cells: dict[_CellKey, _Cell] = {}
+
+    @property
+    def changes(self) -> int:
+        """Grows when there is something that a next process would want to know."""
+        self.settle()
+        return self._changes
 
     def begin(self, *, warmup: bool) -> RequestContext:
         """Open an entry; the caller makes the context the current one and hands it to `end` exactly once."""
@@ -241,27 +263,99 @@ class Observer:
             status: 499 when the client left, 500 when the handler raised.
             evidence: it shows what is hot: neither warm-up nor shadow, nor marked as one.
         """
+        buckets = [0] * (len(BUCKETS_S) + 1)
+        buckets[bisect_left(BUCKETS_S, elapsed_s)] = 1
+        self._book(context, route, method, target, headers, status, elapsed_s, buckets, evidence)
+
+    def _book(
+        self,
+        context: RequestContext,
+        route: str,
+        method: str,
+        target: str,
+        headers: Headers,
+        status: int,
+        elapsed_s: float,
+        buckets: list[int],
+        evidence: bool,
+    ) -> None:
+        """Put requests that are alike into the books: as many as *buckets* say, *elapsed_s* together."""
         events = context.events
         if context.imports:
             events = [*events, *(("import", name) for name in import_events(context))]
         key = f"{method if method in _METHODS else 'OTHER'} {route}"
-        bucket = bisect_left(BUCKETS_S, elapsed_s)
         table = self._warmup if context.warmup else self._routes
+        number = sum(buckets)
         with self._lock:
             entry = table.get(key)
             if entry is None:
                 entry = self._open(table, key)
-                self.changes += 1
-            entry.requests += 1
+                self._changes += 1
+            entry.requests += number
             entry.latency_sum_s += elapsed_s
-            entry.buckets[bucket] += 1
+            for index, count in enumerate(buckets):
+                entry.buckets[index] += count
             if status >= 500:
-                entry.errors += 1
+                entry.errors += number
             if events:
                 entry.add_cold(events)
-                self.changes += 1
+                self._changes += 1
         if evidence and not context.warmup and self._corpus is not None and target and 200 <= status < 400:
-            self._corpus.observe_request(route[:MAX_ROUTE_NAME], method, target, headers)
+            self._corpus.observe_request(route[:MAX_ROUTE_NAME], method, target, headers, number)
+
+    def count(
+        self,
+        context: RequestContext,
+        *,
+        method: str,
+        target: bytes,
+        headers: list[tuple[bytes, bytes]],
+        status: int,
+        elapsed_s: float,
+        evidence: bool,
+        rule: str | None = None,
+    ) -> None:
+        """
+        Close an entry, as `end` does; cheap for a request like one before it, since it is only counted.
+
+        Args:
+            context: the current one while it ran.
+            target: path and query as they came.
+            rule: the template of the route, if the framework named it; else the path is normalised.
+            evidence: as in `end`.
+        """
+        key = (method, target, rule, status, evidence)
+        if context.events or context.imports or context.warmup:
+            cell = _Cell(headers)
+            cell.elapsed_s = elapsed_s
+            cell.buckets[bisect_left(BUCKETS_S, elapsed_s)] = 1
+            self._settle_one(context, key, cell)
+            return
+        with self._lock:
+            known = self._cells.get(key)
+            if known is None:
+                known = self._cells[key] = _Cell(headers)
+            known.elapsed_s += elapsed_s
+            known.buckets[bisect_left(BUCKETS_S, elapsed_s)] += 1
+            full = len(self._cells) >= MAX_CELLS
+        if full:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put what `count` has counted into the books and the corpus."""
+        if not self._cells:
+            return
+        with self._lock:
+            cells, self._cells = self._cells, {}
+        for key, cell in cells.items():
+            self._settle_one(RequestContext(), key, cell)
+
+    def _settle_one(self, context: RequestContext, key: _CellKey, cell: _Cell) -> None:
+        method, raw_target, rule, status, evidence = key
+        target = raw_target.decode("latin-1")
+        if rule is None:
+            rule = NOT_FOUND if status == 404 else normalise_path(unquote(target.partition("?")[0]) or "/")
+        self._book(context, rule, method, target, cell.headers, status, cell.elapsed_s, cell.buckets, evidence)
 
     def _open(self, table: dict[str, _Entry], key: str) -> _Entry:
         if len(table) >= MAX_ROUTES:
@@ -270,6 +364,7 @@ class Observer:
 
     def snapshot(self) -> ObserverSnapshot:
         """Copy the books."""
+        self.settle()
         with self._lock:
             return ObserverSnapshot(
                 routes={key: entry.stats() for key, entry in self._routes.items()},
@@ -450,7 +545,8 @@ def _target_of_scope(scope: Scope, root_path: str) -> str:
 
 # --- WSGI -----------------------------------------------------------------------------------------------------------
 
-_MARKER_ENVIRON = "HTTP_" + MARKER_HEADER.upper().replace("-", "_")
+MARKER_KEY = "HTTP_" + MARKER_HEADER.upper().replace("-", "_")
+"""The marker header in an environ."""
 
 
 class ObservedWSGI:
@@ -478,7 +574,7 @@ class ObservedWSGI:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         own = environ.get(WARMUP_KEY) is True
-        marked = own or _MARKER_ENVIRON in environ
+        marked = own or MARKER_KEY in environ
         warmup = own or (marked and self._trust)
         if warmup:
             environ[WARMUP_KEY] = True
@@ -544,7 +640,7 @@ class _Open:
     ) -> Callable[[bytes], object]:
         if self._rule is None:
             # Flask takes its request out of the environ before the iterable is closed; here it still is.
-            self._rule = _werkzeug_rule(self._environ, self._root_path)
+            self._rule = werkzeug_rule(self._environ, self._root_path)
         if exc_info is None:
             write = self._start_response(status, headers)
         else:
@@ -634,7 +730,8 @@ class _Body:
             self._entry.end(failed=self._failed, abandoned=not self._exhausted)
 
 
-def _werkzeug_rule(environ: Environ, root_path: str) -> str | None:
+def werkzeug_rule(environ: Environ, root_path: str = "") -> str | None:
+    """The rule that Werkzeug (Flask) has found for a request, or None."""
     rule = getattr(getattr(environ.get("werkzeug.request"), "url_rule", None), "rule", None)
     if not isinstance(rule, str):
         return None

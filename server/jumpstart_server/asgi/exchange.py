@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from jumpstart.errors import JumpstartError
+from jumpstart_server.access import AccessRecord
 from jumpstart_server.asgi.service import describe
 from jumpstart_server.connection_settings import DISCARD_BYTES
 from jumpstart_server.http1 import RequestHead, ResponseError, ResponseFramer
+from jumpstart_server.refusals import body_size, host_of
 
 if TYPE_CHECKING:
     from jumpstart_server.asgi.protocol import JumpstartProtocol
@@ -41,6 +44,7 @@ DISCONNECT_GRACE = 0.5  # seconds from http.disconnect to the app's cancellation
 JOIN_BYTES = 64 * 1024  # up to here head and body are joined for one write
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "REPORT"))
 NAMES_WARNED_OF = 64
+CLIENT_LEFT = 499  # for the access log only; nginx's
 
 _CLOSED: Final = "http.disconnect"
 _warned_of: set[bytes] = set()
@@ -60,12 +64,16 @@ class Exchange:
 
     Attributes:
         body_complete: the request has come whole.
+        client: as in the scope.
         unread_bytes: of the body, that have come and that the app has not taken.
         complete: the response is done, and the connection no longer this exchange's.
         task: runs the app.
     """
 
     __slots__ = (
+        "_access",
+        "_app_began",
+        "_began",
         "_body_bytes",
         "_chunks",
         "_connection",
@@ -80,12 +88,16 @@ class Exchange:
         "_status",
         "_waiters",
         "body_complete",
+        "client",
         "complete",
         "task",
         "unread_bytes",
     )
 
     task: asyncio.Task[None]
+    client: object
+    _began: float  # on the monotonic clock; with an access log only
+    _app_began: float | None
 
     def __init__(self, connection: JumpstartProtocol, head: RequestHead, body_complete: bool) -> None:
         self._connection = connection
@@ -102,9 +114,15 @@ class Exchange:
         self._lost = False  # the connection is broken, or no longer ours
         self._started = False
         self.complete = False
+        self._access = connection.service.access  # None when the line is written, too
+        if self._access is not None:
+            self._began = time.monotonic()
+            self._app_began = None
 
     async def run(self, app: App, scope: Scope) -> None:
         """The task: run the app, and see to it that its client gets an answer or a close."""
+        if self._access is not None:
+            self._app_began = time.monotonic()
         try:
             await app(scope, self.receive, self.send)
         except GeneratorExit:
@@ -138,22 +156,23 @@ class Exchange:
     def _give_answer(self, status: int, *, linger: bool = True) -> None:
         """An error page in place of the response; where that has begun, a cut that the client can tell from an end."""
         self.complete = True
+        self._answer_or_cut(status, "", linger)
+
+    def _answer_or_cut(self, status: int, reason: str, linger: bool) -> None:
         if self._framer.head_sent:
+            self._log(status)
             self._framer.abort()
             self._connection.cut(reset=self._framer.ends_with_close, linger=linger)
         else:
-            self._connection.answer_and_close(status, "", self._head.method, linger=linger)
+            answer = self._connection.answer_and_close(status, reason, self._head.method, linger=linger)
+            self._log(status, answer)
 
     # ------------------------------------------------------------------ what the connection tells
 
     def refuse(self, status: int, reason: str) -> None:
         """Answer in place of the app, which finds the client gone; close."""
+        self._answer_or_cut(status, reason, linger=True)
         self.client_left(lost=True)
-        if self._framer.head_sent:
-            self._framer.abort()
-            self._connection.cut(reset=self._framer.ends_with_close)
-        else:
-            self._connection.answer_and_close(status, reason, self._head.method)
 
     def take_body(self, data: bytes) -> None:
         """More of the body has come."""
@@ -176,6 +195,8 @@ class Exchange:
         """The client has closed its side, or (*lost*) the connection is broken."""
         if self.complete:
             return
+        if lost:
+            self._log(CLIENT_LEFT)
         first = not self._left
         self._left = True
         self._lost = self._lost or lost
@@ -188,6 +209,7 @@ class Exchange:
             return
         if self._started or self._head.method in SAFE_METHODS:
             self._lost = True
+            self._log(CLIENT_LEFT)
             self._connection.abort(self)
             self.task.cancel("the client left")
 
@@ -325,6 +347,8 @@ class Exchange:
         if last:
             connection.write(last)
         self.complete = True
+        if self._access is not None:
+            self._log(framer.status)
         if framer.surplus_bytes:
             logger.error(
                 "the app sent %d bytes beyond its Content-Length, which were cut: %s",
@@ -337,6 +361,42 @@ class Exchange:
             connection.response_done(self, framer.must_close)
         if self._waiters:
             self._wake()
+
+    def _log(self, status: int, answer: bytes | None = None) -> None:
+        """
+        Write the line of this request to the access log, once, when its outcome is known.
+
+        Args:
+            answer: a whole response of our own that has taken the place of the app's.
+        """
+        access, self._access = self._access, None
+        if access is None:
+            return
+        now = time.monotonic()
+        total_s = now - self._began
+        app_s = 0.0 if self._app_began is None else now - self._app_began
+        head = self._head
+        if answer is not None:
+            sent = body_size(answer)
+        elif status == CLIENT_LEFT:
+            sent = max(self._framer.sent_bytes - self._connection.unsent_bytes(), 0)
+        else:
+            sent = self._framer.sent_bytes
+        access.write(
+            AccessRecord(
+                client=host_of(self.client),
+                method=head.method,
+                target=head.target,
+                http_version=head.http_version,
+                status=status,
+                sent=sent,
+                total_s=total_s,
+                queue_s=total_s - app_s,
+                app_s=app_s,
+                request_headers=head.headers,
+                response_headers=self._headers if self._started and answer is None else (),
+            )
+        )
 
     async def _writable(self) -> None:
         await self._connection.wait_writable()

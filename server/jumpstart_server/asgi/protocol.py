@@ -89,6 +89,7 @@ class JumpstartProtocol(asyncio.Protocol):
         "_fresh",
         "_parser",
         "_phase",
+        "_proxies",
         "_read_paused",
         "_received",
         "_rings_at",
@@ -155,12 +156,25 @@ class JumpstartProtocol(asyncio.Protocol):
         self._server = get_local_addr(transport)
         self._client = get_remote_addr(transport)
         self._scheme = "https" if is_ssl(transport) else "http"
+        self._trust(self._peer_host())
         # Each request's task runs in a copy of this, wherever it is started from: asyncio calls data_received in the
         # context of whoever resumed reading last, which may be an app's (python/cpython#140947).
         self._context = contextvars.copy_context()
         self._server_state.connections.add(self)
         if self._settings.header_timeout:
             self._set_deadline(self.loop.time() + self._settings.header_timeout)
+
+    def _peer_host(self) -> str | None:
+        """As `TrustedProxies.trusts` takes it. A client that has left already has no address either."""
+        if self._client is not None:
+            return self._client[0]
+        sock = self._transport.get_extra_info("socket")
+        return None if sock is not None and sock.family == socket.AF_UNIX else ""
+
+    def _trust(self, host: str | None) -> None:
+        """Remember whether the peer is a proxy whose headers say who its clients are."""
+        proxies = self._settings.proxies
+        self._proxies = proxies if proxies is not None and proxies.trusts(host) else None
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
@@ -282,13 +296,17 @@ class JumpstartProtocol(asyncio.Protocol):
         if "%" in path:
             path = unquote(path)
         root_path = self.service.root_path
+        client, scheme = self._client, self._scheme
+        if self._proxies is not None:
+            client, scheme = self._proxies.origin(client, scheme, head.headers)
+        exchange.client = client
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": head.http_version,
             "server": self._server,
-            "client": self._client,
-            "scheme": self._scheme,
+            "client": client,
+            "scheme": scheme,
             "method": head.method,
             "root_path": root_path,
             "path": root_path + path if root_path else path,
@@ -328,9 +346,17 @@ class JumpstartProtocol(asyncio.Protocol):
             config=self._config, server_state=self._server_state, app_state=self._app_state
         )
         self._transport.set_protocol(protocol)
+        client, scheme = self._client, self._scheme
+        if self._proxies is not None:
+            client, scheme = self._proxies.origin(client, scheme, head.headers)
+
+        if self.service.access is not None:
+            protocol.begin_line(self.service.access, head, client)
 
         def hand_over() -> None:
             protocol.connection_made(self._transport)
+            # What it found on the socket, and we know better; its scope is made of these, with the first bytes.
+            protocol.client, protocol.server, protocol.scheme = client, self._server, scheme.replace("http", "ws")
             protocol.data_received(b"".join(request))
 
         self._context.copy().run(hand_over)
@@ -404,14 +430,16 @@ class JumpstartProtocol(asyncio.Protocol):
             self._writers.append(writer)
             await writer
 
-    def answer_and_close(self, status: int, reason: str, method: str = "GET", *, linger: bool = True) -> None:
-        """An answer of our own, the last one."""
+    def answer_and_close(self, status: int, reason: str, method: str = "GET", *, linger: bool = True) -> bytes:
+        """Give an answer of our own, the last one, and return it."""
         self._exchange = None
-        self.write(error_response(status, reason, method=method, defaults=self.service.defaults()))
+        answer = error_response(status, reason, method=method, defaults=self.service.defaults())
+        self.write(answer)
         if linger:
             self._linger()
         else:
             self._close()
+        return answer
 
     def cut(self, *, reset: bool = False, linger: bool = True) -> None:
         """Close in the middle of a response, after what is written; by *reset* where a close looks like its end."""
@@ -444,13 +472,15 @@ class JumpstartProtocol(asyncio.Protocol):
     # ------------------------------------------------------------------ ends
 
     def _refuse(self, error: ParseError) -> None:
-        self.service.log_refusal(self._client, error.detail)
+        self.service.refusals.note(self._client, error.detail)
         if self._exchange is not None:
             self._exchange.refuse(error.status, error.reason)
         elif self._phase == UNREAD:
             self._linger()
         else:
-            self.answer_and_close(error.status, error.reason, "GET" if error.head is None else error.head.method)
+            head = error.head
+            answer = self.answer_and_close(error.status, error.reason, "GET" if head is None else head.method)
+            self.service.refusals.write_line(self._client_of(head), error.status, answer, head)
 
     def _linger(self) -> None:
         """
@@ -539,11 +569,12 @@ class JumpstartProtocol(asyncio.Protocol):
             self._close()
         elif phase in (HEAD, ACTIVE):
             what = "head" if phase == HEAD else "body"
-            self.service.log_refusal(self._client, f"408 the {what} of the request did not arrive in time")
+            self.service.refusals.note(self._client, f"408 the {what} of the request did not arrive in time")
             if self._exchange is not None:
                 self._exchange.refuse(408, "the body did not arrive in time")
             else:
-                self.answer_and_close(408, "the head did not arrive in time")
+                answer = self.answer_and_close(408, "the head did not arrive in time")
+                self.service.refusals.write_line(self._client, 408, answer, total_s=self._settings.header_timeout)
         elif phase == UNREAD:
             self._linger()
         elif phase in (LINGERING, CLOSING):
@@ -551,6 +582,16 @@ class JumpstartProtocol(asyncio.Protocol):
                 self._give_up_writing()
             else:
                 self._deadline = self.loop.time() + (self._settings.write_timeout or LINGER_TIME)
+
+    def _client_of(self, head: RequestHead | None) -> object:
+        """Who sent a request that no exchange takes."""
+        if head is None or self._proxies is None:
+            return self._client
+        return self._proxies.origin(self._client, self._scheme, head.headers)[0]
+
+    def unsent_bytes(self) -> int:
+        """How much of what was written waits for the client to take it."""
+        return self._transport.get_write_buffer_size()
 
     def _is_unsent(self) -> bool:
         return self._transport.get_write_buffer_size() > 0
@@ -562,7 +603,7 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def _give_up_writing(self) -> None:
         exchange = self._exchange
-        self.service.log_refusal(self._client, f"took nothing of {self._unsent} bytes in time; the connection is cut")
-        self._abort(reset=True)
+        self.service.refusals.note(self._client, f"took nothing of {self._unsent} bytes in time; the connection is cut")
         if exchange is not None:
             exchange.client_left(lost=True)
+        self._abort(reset=True)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jumpstart_server.access import AccessLog
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.http1 import DefaultFields, RequestHead
-
-logger = logging.getLogger(__name__)
-
-LINES_PER_SECOND = 10  # about refused requests; noise on an open port must not fill a disk
+from jumpstart_server.refusals import Refusals
 
 
 class Service:
@@ -21,26 +18,33 @@ class Service:
 
     Attributes:
         told_keep_alive_s: what clients are told about it, in whole seconds; 0 says nothing.
+        access: where requests are logged, if they are.
+        refusals: where those are that come to nothing.
+        websocket: the protocol class of connections that are upgraded; None refuses them. With *access* it is one of
+            `websocket.logged`.
     """
 
     def __init__(self, config: Any, server_state: Any, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            config: uvicorn's, loaded; its attribute ``jumpstart`` holds the `ConnectionSettings`, the defaults if not.
+            config: uvicorn's, loaded; its attribute ``jumpstart`` holds the `ConnectionSettings`, the defaults if not,
+                ``jumpstart_access`` the `AccessLog`, if there is one.
             server_state: uvicorn's.
         """
         self.app = config.loaded_app
         self.settings: ConnectionSettings = getattr(config, "jumpstart", None) or ConnectionSettings()
         self.told_keep_alive_s = int(self.settings.keep_alive)
         self.root_path: str = config.root_path
+        self.access: AccessLog | None = getattr(config, "jumpstart_access", None)
         self.websocket: Any = config.ws_protocol_class
+        if self.access is not None and self.websocket is not None:
+            from jumpstart_server.asgi.websocket import logged
+
+            self.websocket = logged(self.websocket)
+        self.refusals = Refusals(self.access, clock)
         self._state = server_state
-        self._clock = clock
         self._source: list[tuple[bytes, bytes]] | None = None
         self._defaults = DefaultFields()
-        self._second = 0
-        self._lines = 0
-        self._unsaid = 0
 
     def defaults(self) -> DefaultFields:
         """From uvicorn's default headers, a list that it makes anew each second."""
@@ -51,18 +55,6 @@ class Service:
             self._defaults = DefaultFields(known.get(b"date", b""), known.get(b"server", b""), others)
             self._source = source
         return self._defaults
-
-    def log_refusal(self, client: object, detail: str) -> None:
-        """Log why a client got no service: an event of the client's making, so INFO, and not too often."""
-        second = int(self._clock())
-        if second != self._second:
-            self._second, self._lines = second, 0
-        if self._lines >= LINES_PER_SECOND:
-            self._unsaid += 1
-            return
-        self._lines += 1
-        unsaid, self._unsaid = self._unsaid, 0
-        logger.info("refused client=%s %s%s", client, detail, f" (and {unsaid} before it)" if unsaid else "")
 
 
 def describe(head: RequestHead) -> str:

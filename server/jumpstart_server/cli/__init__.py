@@ -7,6 +7,7 @@ Options that are settings are made from their declarations in `settings.py`; eac
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,11 @@ from jumpstart._version import __version__
 from jumpstart.errors import JumpstartError
 from jumpstart_server.config import environment, load_settings, unknown_variables
 from jumpstart_server.exits import ExitCode, exit_code
+from jumpstart_server.logs import LogModuleError, set_up_logging
 from jumpstart_server.settings import Option, Settings, declared_options
 from jumpstart_server.spawn import Interpreter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -79,6 +83,28 @@ def settings_of(target: str | None, config_file: str | None, tenant: str | None,
     if not settings.target:
         raise click.UsageError("which app? Give TARGET as module:attribute, or [app] target in jumpstart.toml")
     return settings
+
+
+def set_up_logging_of(settings: Settings) -> None:
+    """
+    Set up the command's own log.
+
+    What ``--log-config`` names of the app is not imported here, but where the app is; this process then speaks for
+    itself, as without it.
+
+    Raises:
+        ConfigError: a log file cannot be opened, or ``--log-config`` is wrong.
+    """
+    server = settings.server
+    try:
+        set_up_logging(
+            server.log_level,
+            file=server.error_logfile,
+            config=settings.logging,
+            capture_output=server.capture_output,
+        )
+    except LogModuleError as error:
+        logger.info("%s; in this process it is not applied", error)
 
 
 def _refuse_file(target: str) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from jumpstart.errors import ConfigError
-from jumpstart_server.cli import settings_of, settings_options
+from jumpstart_server.cli import set_up_logging_of, settings_of, settings_options
 from jumpstart_server.exits import ExitCode
-from jumpstart_server.logs import set_up_logging
 
 
 @click.command()
@@ -39,7 +38,7 @@ def build(
     from jumpstart_warmup.corpus import read_requests
 
     settings = settings_of(target, config_file, tenant, given)
-    set_up_logging(settings.server.log_level)
+    set_up_logging_of(settings)
     if requests is not None:
         read_requests(Path(requests))  # complain before the app is booted
     path = Path(output)

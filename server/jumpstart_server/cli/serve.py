@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from jumpstart_server.cli import Launch, settings_of, settings_options
-from jumpstart_server.logs import set_up_logging
+from jumpstart_server.access import AccessLog
+from jumpstart_server.cli import Launch, set_up_logging_of, settings_of, settings_options
 from jumpstart_warmup.corpus import read_requests
 
 
@@ -20,7 +20,9 @@ from jumpstart_warmup.corpus import read_requests
 def serve(launch: Launch, /, target: str | None, config_file: str | None, tenant: str | None, **given: Any) -> int:
     """Serve TARGET (module:app), warm from the last start on this host or from a profile."""
     settings = settings_of(target, config_file, tenant, given)
-    set_up_logging(settings.server.log_level)
+    set_up_logging_of(settings)
+    if settings.tenant.access_logfile:
+        AccessLog(settings.tenant.access_logfile).close()  # complain before anything is started
     from jumpstart_server.supervisor import Supervisor
 
     async def serve_admin(supervisor: Supervisor) -> None:

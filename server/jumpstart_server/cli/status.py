@@ -45,7 +45,9 @@ def describe_status(document: dict[str, Any]) -> Iterator[str]:
     yield f"workers by {method or '…'}{reasons}, generation {document['generation']}, replaced {document['restarts']}"
     for worker in document["workers"]:
         old = ", does not answer: its numbers are old" if worker["stale"] else ""
-        yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, threads {worker['threads']}{old}"
+        threads = f"threads {worker['threads']}, busy {worker['busy']} of {worker['limit']}"
+        waiting = f", waiting {worker['waiting']} up to {worker['oldest_wait_s']:.1f} s" if worker["waiting"] else ""
+        yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, {threads}{waiting}{old}"
     coverage = document["warm_coverage"]
     shown = "" if coverage is None else f", {coverage:.1%} of them warm"
     yield (

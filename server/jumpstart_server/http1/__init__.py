@@ -2,7 +2,7 @@
 HTTP/1.1 without I/O: bytes in, events out (`request`); status, headers and body in, bytes out (`response`).
 
 The shells (an epoll loop with threads for WSGI, an asyncio protocol for ASGI) own sockets, clocks and threads.
-Reading order: `grammar`, `events`, `head`, `request`, `response`.
+Reading order: `grammar`, `events`, `head`, `request`, `response`; and `proxy_protocol`, which may come before all.
 """
 
 from jumpstart_server.http1.events import (
@@ -14,6 +14,7 @@ from jumpstart_server.http1.events import (
     RequestEnd,
     RequestHead,
 )
+from jumpstart_server.http1.proxy_protocol import ProxyHeader, ProxyHeaderError, ProxyProtocol, read_proxy_header
 from jumpstart_server.http1.request import RequestParser, State
 from jumpstart_server.http1.response import (
     DefaultFields,
@@ -32,6 +33,9 @@ __all__ = [
     "HeaderMap",
     "Limits",
     "ParseError",
+    "ProxyHeader",
+    "ProxyHeaderError",
+    "ProxyProtocol",
     "RequestEnd",
     "RequestHead",
     "RequestParser",
@@ -42,4 +46,5 @@ __all__ = [
     "encode_status",
     "error_response",
     "http_date",
+    "read_proxy_header",
 ]

@@ -104,6 +104,7 @@ class ResponseFramer:
             before `head` (a drain, an unread body).
         is_incomplete: `end` came before the announced length. Close without further bytes, so that the client sees it.
         surplus_bytes: body bytes beyond Content-Length, which were cut. Worth a line in the log.
+        sent_bytes: of the body, that were given out so far, without those of the chunked coding.
         dropped_fields: names of the app's hop-by-hop fields, which were left out. Worth a line in the log, once.
     """
 
@@ -117,6 +118,7 @@ class ResponseFramer:
         "head_sent",
         "is_incomplete",
         "must_close",
+        "sent_bytes",
         "status",
         "surplus_bytes",
     )
@@ -135,6 +137,7 @@ class ResponseFramer:
         self.must_close = not keep_alive
         self.is_incomplete = False
         self.surplus_bytes = 0
+        self.sent_bytes = 0
         self.dropped_fields: tuple[bytes, ...] = ()
         self.status = 0
 
@@ -253,16 +256,19 @@ class ResponseFramer:
         if not size or framing == "none":
             return ()  # an empty chunk would end the body
         if framing == "chunked":
+            self.sent_bytes += size
             if size <= JOIN_BYTES:
                 return (b"%x\r\n%b\r\n" % (size, data),)
             return b"%x\r\n" % size, data, b"\r\n"
         if framing == "length":
             if size > self._remaining:
                 self.surplus_bytes += size - self._remaining
+                self.sent_bytes += self._remaining
                 data = data[: self._remaining]
                 self._remaining = 0
                 return (data,) if data else ()
             self._remaining -= size
+        self.sent_bytes += size
         return (data,)
 
     def plain(self, size: int) -> int:
@@ -280,6 +286,7 @@ class ResponseFramer:
             self.surplus_bytes += max(size - self._remaining, 0)
             size = min(size, self._remaining)
             self._remaining -= size
+        self.sent_bytes += size
         return size
 
     def end(self) -> bytes:

@@ -1,0 +1,1 @@
+"""The apps that are served. Servers import them as top-level modules, from this folder."""

@@ -1,0 +1,378 @@
+"""
+A connection: its socket, its parser, and what has come of a request.
+
+Ownership. Each connection has one owner or none. One that nobody owns lies in the server's ``idle``; who takes it out
+owns it. Only the owner reads, writes, closes, or changes anything here, but for two marks that any thread may set when
+an event comes for a connection that another one owns: `readable` and `gone_at`. The owner looks at `readable` after it
+has put the connection back, so that no event is lost.
+
+An owner closes; nobody else does. So a descriptor cannot be another connection's while somebody writes to it.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import io
+import os
+import select
+import socket
+import ssl
+import struct
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from jumpstart_server.http1 import RequestHead, RequestParser
+from jumpstart_server.wsgi import syscalls
+from jumpstart_server.wsgi.body import BodyReader
+from jumpstart_server.wsgi.deadlines import GONE, NEVER
+from jumpstart_server.wsgi.environ import Environ, fill
+
+if TYPE_CHECKING:
+    from jumpstart_server.wsgi.pool import PoolThread
+    from jumpstart_server.wsgi.server import WSGIServer
+
+Address = tuple[str, int]
+
+SPOOL_BYTES = 512 * 1024  # of a body in memory; the rest goes to a temporary file
+DISCONNECT_GRACE = 0.5  # seconds that a client which sends no more is taken for one that still reads
+SENDFILE_BYTES = 1024 * 1024  # at once
+NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that cannot
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
+TCP_CLOSE_STATES = (7, 8)  # CLOSE, CLOSE_WAIT; linux/tcp_states.h
+SOFT = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Phase(enum.IntEnum):
+    """What a connection waits for while nobody owns it."""
+
+    PREFACE = 0  # the PROXY line, or the TLS handshake
+    IDLE = 1  # the first byte of a request
+    HEAD = 2  # the rest of a head
+    BODY = 3  # the rest of a body that is spooled
+    UNREAD = 4  # the rest of a body whose request is answered
+    LINGERING = 5  # the client's close
+
+
+PREFACE, IDLE, HEAD, BODY, UNREAD, LINGERING = Phase
+
+
+class Connection:
+    """
+    One connection.
+
+    Attributes:
+        deadline: of the phase, in seconds of the monotonic clock; `NEVER` while a handler runs.
+        peer: address and port of the client, as far as it is known; None over a Unix socket.
+        local: address and port that it has connected to; None for those of the socket.
+        trusted: the peer may say for whom it speaks.
+        readable: an event came while it was owned.
+        gone_at: when an event said that the client sends no more; 0.0 if none did.
+        head, body, length: of the request that is coming.
+        reader: the body, where the handler reads it from the socket.
+        preface: what has come of a PROXY header.
+        began: when it was opened, or the first byte of a request came.
+        seen: the bytes that the last request came in, if they were few.
+        known: those of a request without a body that came twice running; then `known_head`, `known_key` and
+            `known_environ` are what they mean.
+        queued_at: when a whole request of its began to wait for a thread.
+    """
+
+    __slots__ = (
+        "base",
+        "began",
+        "body",
+        "deadline",
+        "fd",
+        "fresh",
+        "gone_at",
+        "head",
+        "is_tls",
+        "known",
+        "known_environ",
+        "known_head",
+        "known_key",
+        "length",
+        "local",
+        "look_at",
+        "parser",
+        "peer",
+        "phase",
+        "preface",
+        "queued_at",
+        "readable",
+        "reader",
+        "received",
+        "seen",
+        "server",
+        "sock",
+        "trusted",
+    )
+
+    def __init__(
+        self, server: WSGIServer, sock: socket.socket, peer: Address | None, now: float, *, tls: bool = False
+    ) -> None:
+        self.server = server
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.local: Address | None = None
+        proxies = server.settings.proxies
+        self.trusted = proxies is not None and proxies.trusts(None if peer is None else peer[0])
+        self.is_tls = tls
+        self.preface = b""
+        self.began = now
+        self.reader: BodyReader | None = None
+        self.parser = RequestParser(server.settings.limits, server.settings.header_map)
+        self.phase: Phase = IDLE
+        self.fresh = True
+        self.deadline = now + (server.settings.header_timeout or NEVER)
+        self.look_at = 0.0
+        self.readable = False
+        self.gone_at = 0.0
+        self.base: Environ | None = None
+        self.head: RequestHead | None = None
+        self.body: Any = None
+        self.length = 0
+        self.seen = b""
+        self.known: bytes | None = None
+        self.known_head: RequestHead | None = None
+        self.known_environ: Environ = {}
+        self.known_key: tuple[str, bytes] = ("", b"")
+        self.queued_at = 0.0
+        self.received = 0
+
+    # ------------------------------------------------------------------ reading
+
+    def receive(self, thread: PoolThread) -> bytes | None:
+        """
+        What has come, up to 64 KiB; None if nothing has, empty at the end.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        if self.server.pool.crowded and not self.is_tls:
+            return thread.calls.recv(self.fd)
+        try:
+            return self.sock.recv(syscalls.RECV_BYTES)
+        except SOFT:
+            return None
+
+    def has_input(self) -> bool:
+        """Whether something has come that nobody has read yet."""
+        if self.is_tls:
+            return False  # to look would be to decipher
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def wait_for_data(self) -> bytes:
+        """
+        The next bytes, for a handler that reads its body; empty at the end.
+
+        Raises:
+            TimeoutError: none came within the body timeout.
+            OSError: the connection is broken.
+        """
+        while True:
+            try:
+                return self.sock.recv(syscalls.RECV_BYTES)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+            except SOFT:
+                if not _is_ready(self.fd, select.POLLIN, self.server.settings.body_timeout):
+                    raise TimeoutError("the body did not arrive in time") from None
+
+    def shake_hands(self) -> bool:
+        """
+        Go on with the TLS handshake; whether it is done.
+
+        Raises:
+            OSError: it failed.
+        """
+        sock = self.sock
+        assert isinstance(sock, ssl.SSLSocket)
+        while True:
+            try:
+                sock.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+            else:
+                return True
+
+    def take_body(self, data: bytes) -> None:
+        """Keep a piece of the body, in memory up to `SPOOL_BYTES`."""
+        if self.body is None:
+            self.body = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 closed by drop_body
+        self.body.write(data)
+        self.length += len(data)
+
+    def make_environ(self, head: RequestHead) -> Environ:
+        """The environ of a request whose body has come."""
+        base = self.base
+        if base is None:
+            base = self.base = self.server.base_environ(self)
+        environ = base.copy()
+        fill(environ, head)
+        if self.trusted:
+            self._take_origin(environ, head)
+        body = self.body
+        if self.reader is not None:
+            environ["wsgi.input"] = io.BufferedReader(self.reader, syscalls.RECV_BYTES)
+            if head.content_length is not None:
+                environ["CONTENT_LENGTH"] = str(head.content_length)
+        elif body is not None:
+            body.seek(0)
+            environ["wsgi.input"] = body
+            environ["CONTENT_LENGTH"] = str(self.length)
+        else:
+            environ["wsgi.input"] = io.BytesIO()
+            if head.content_length is not None or head.chunked:
+                environ["CONTENT_LENGTH"] = "0"
+        return environ
+
+    def _take_origin(self, environ: Environ, head: RequestHead) -> None:
+        """What a trusted proxy says about the client."""
+        proxies = self.server.settings.proxies
+        assert proxies is not None
+        scheme = environ["wsgi.url_scheme"]
+        client, environ["wsgi.url_scheme"] = proxies.origin(self.peer, scheme, head.headers)
+        if client is not None and client != self.peer:
+            environ["REMOTE_ADDR"] = client[0]
+            environ["REMOTE_PORT"] = str(client[1])
+
+    # ------------------------------------------------------------------ writing, from the thread that owns it
+
+    def may_stay(self) -> bool:
+        """Whether the connection may be kept after the response that begins."""
+        reader = self.reader
+        return self.server.keeps_connections and (reader is None or reader.is_worth_discarding())
+
+    def has_left(self) -> bool:
+        """Whether the client, of whom an event said that it sends no more, can be taken for gone."""
+        if time.monotonic() - self.gone_at < DISCONNECT_GRACE:
+            return False
+        try:
+            if self.is_tls:
+                info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+                left = info[0] in TCP_CLOSE_STATES
+            else:
+                left = self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except SOFT:
+            left = False  # the event was about a connection that had this descriptor before
+        except OSError:
+            left = True
+        if not left:
+            self.gone_at = 0.0
+        return left
+
+    def send(self, data: bytes) -> None:
+        """
+        Send all of *data*; wait for a slow client, as long as it takes something within the write timeout.
+
+        Raises:
+            OSError: the client is gone, or takes nothing.
+        """
+        if self.server.pool.crowded and not self.is_tls and len(data) <= syscalls.RECV_BYTES:
+            sent = syscalls.send(self.fd, data)
+        else:
+            try:
+                sent = self.sock.send(data)
+            except SOFT:
+                sent = 0
+        if sent != len(data):
+            self._send_rest(memoryview(data)[sent:])
+
+    def _send_rest(self, data: memoryview) -> None:
+        while data:
+            self._wait(select.POLLOUT)
+            try:
+                sent = self.sock.send(data)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN)
+                continue
+            except SOFT:
+                continue
+            data = data[sent:]
+
+    def send_file(self, fd: int, position: int, size: int) -> int:
+        """
+        Send *size* bytes of a file from *position* by sendfile; fewer if it has become shorter. Returns how many.
+
+        Raises:
+            OSError: as `send`.
+        """
+        sent = 0
+        while sent < size:
+            try:
+                count = os.sendfile(self.fd, fd, position + sent, min(size - sent, SENDFILE_BYTES))
+            except SOFT:
+                self._wait(select.POLLOUT)
+                continue
+            except OSError as error:
+                if error.errno not in NO_SENDFILE:
+                    raise
+                data = os.pread(fd, min(size - sent, syscalls.RECV_BYTES), position + sent)
+                self.send(data)
+                count = len(data)
+            if not count:
+                break
+            sent += count
+        return sent
+
+    def _wait(self, event: int) -> None:
+        """Wait until the socket is ready for *event*."""
+        if not _is_ready(self.fd, event, self.server.settings.write_timeout):
+            self.reset_on_close()
+            raise TimeoutError("the client took nothing in time")
+
+    # ------------------------------------------------------------------ the end
+
+    def reset_on_close(self) -> None:
+        """Let the close be a reset, which nobody takes for the end of a body; what is not sent yet is lost."""
+        try:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """The owner's last act, after the server has taken it off its tables."""
+        self.deadline = GONE
+        self.known = None
+        self.drop_body()
+        if self.is_tls:
+            self.say_goodbye()
+        try:
+            self.sock.close()
+        except OSError:
+            pass
+
+    def say_goodbye(self) -> None:
+        """TLS: tell the client that no more comes, so that it can tell an end from a cut (RFC 8446 6.1)."""
+        sock = self.sock
+        if isinstance(sock, ssl.SSLSocket):
+            try:
+                sock.unwrap()
+            except (OSError, ValueError):
+                pass  # it need not answer, and may be gone
+
+    def drop_body(self) -> None:
+        """Let go of the body."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.end()
+        body, self.body = self.body, None
+        self.length = 0
+        if body is not None:
+            body.close()
+
+
+def _is_ready(fd: int, event: int, timeout_s: float) -> bool:
+    """Wait up to *timeout_s* seconds, 0 for ever, until the socket is ready for *event*."""
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(timeout_s * 1000 if timeout_s else None))

@@ -1,0 +1,446 @@
+"""
+One request and its response: PEP 3333 to the letter, on the thread that runs the handler.
+
+Bytes go to the socket from here, without a queue: a slow reader blocks this thread, and memory stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from jumpstart.context import RequestContext, enter
+from jumpstart.errors import JumpstartError
+from jumpstart_server.http1 import (
+    ParseError,
+    RequestHead,
+    ResponseError,
+    ResponseFramer,
+    encode_fields,
+    encode_status,
+    error_response,
+)
+from jumpstart_server.refusals import body_size
+from jumpstart_server.wsgi.body import RequestBodyError
+from jumpstart_server.wsgi.environ import Environ
+from jumpstart_server.wsgi.files import FileWrapper
+from jumpstart_warmup.observe import CLIENT_CLOSED, werkzeug_rule
+
+if TYPE_CHECKING:
+    from jumpstart_server.wsgi.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+WSGIApp = Callable[..., Iterable[bytes]]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+Field = tuple[bytes, bytes]
+
+JOIN_BYTES = 64 * 1024  # up to here head and body are joined for one write
+KNOWN_STARTS = 512
+KNOWN_START_BYTES = 512
+
+# What an app passed to start_response, checked and encoded; handlers say the same again and again.
+_known_starts: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[int, bytes, tuple[Field, ...]]] = {}
+_warned_of: set[bytes] = set()
+
+
+class ClientGoneError(JumpstartError, ConnectionError):
+    """Raised in a handler's thread where it produces output for a client that has left."""
+
+
+class Exchange:
+    """
+    One request and its response. All of it happens on one thread.
+
+    Attributes:
+        status: of the response, as far as it is known; 499 when the client left before its end.
+        must_close: the connection must not be used for another request.
+        broken: nothing more may be sent over it.
+        began: seconds of the monotonic clock, when the handler was called.
+        queued: seconds that the request waited for a thread.
+        rule: the route that Werkzeug found, if it did.
+    """
+
+    # Class attributes for defaults: one assignment less for each, in each request.
+    status = 0
+    must_close = False
+    broken = False
+    queued = 0.0
+    rule: str | None = None
+    answer = b""  # of our own, where the app gave none
+    _start: tuple[int, bytes, tuple[Field, ...]] | None = None
+    _framer: ResponseFramer | None = None
+    _complete = False  # the response has gone out whole
+    _over = False
+
+    def __init__(self, connection: Connection, head: RequestHead, environ: Environ, began: float) -> None:
+        self.connection = connection
+        self.head = head
+        self.environ = environ
+        self.began = began
+        self.thread = threading.get_ident()
+
+    def __str__(self) -> str:
+        return f"{self.head.method} {self.head.path.decode('ascii', 'replace')}"
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of the body, given out so far."""
+        return self._framer.sent_bytes if self._framer is not None else body_size(self.answer)
+
+    @property
+    def response_fields(self) -> tuple[Field, ...]:
+        """What the app gave to start_response."""
+        return self._start[2] if self._start is not None else ()
+
+    # ------------------------------------------------------------------ the server's side
+
+    def run(self, app: WSGIApp, context: RequestContext) -> None:
+        """Call *app* and send what it answers. Never raises; runs in a context of its own, which ends with it."""
+        enter(context)
+        reader = self.connection.reader
+        if reader is not None:
+            reader.begin()
+        try:
+            self._run(app)
+        except ClientGoneError as error:
+            self._client_gone(error)
+        except BaseException as error:
+            if self.broken:  # the app wrapped or replaced our ClientGoneError
+                self._client_gone(error)
+            else:
+                self._failed(error)
+        finally:
+            self._over = True
+
+    def _run(self, app: WSGIApp) -> None:
+        iterable = app(self.environ, self.start_response)
+        kind = type(iterable)
+        if kind is list or kind is tuple:
+            if len(iterable) == 1:  # type: ignore[arg-type]
+                self._send_whole(iterable[0])  # type: ignore[index]
+            else:
+                size = 0
+                for chunk in iterable:
+                    if type(chunk) is not bytes:
+                        raise _not_bytes(chunk)
+                    size += len(chunk)
+                if size <= JOIN_BYTES:
+                    self._send_whole(b"".join(iterable))
+                else:
+                    self._send_parts(iterable, size)
+            return
+        try:
+            if kind is FileWrapper and not self.connection.is_tls:
+                self._send_file(iterable)  # type: ignore[arg-type]
+            else:
+                self._send_chunks(iterable)
+        finally:
+            close = getattr(iterable, "close", None)
+            if close is not None:
+                try:
+                    close()
+                except Exception:
+                    if not self.broken:
+                        raise
+                    logger.exception("exception in close(), after the client had left: %s", self)
+
+    def _send_whole(self, body: bytes) -> None:
+        if type(body) is not bytes:
+            raise _not_bytes(body)
+        framer = self._framer
+        if framer is None:
+            head = self._head(len(body)) if self.head.method != "HEAD" else self._head_alone(len(body))
+            framer = self._framer
+            assert framer is not None
+            if framer.takes_body:
+                if len(body) <= JOIN_BYTES:
+                    pieces = framer.body(body)
+                    self._send(head + pieces[0] if len(pieces) == 1 else b"".join((head, *pieces)))
+                else:
+                    self._send(head)
+                    for piece in framer.body(body):
+                        self._send(piece)
+            else:
+                self._send(head)
+        elif body:  # after write()
+            self._chunk(body)
+        self._end()
+
+    def _send_parts(self, parts: Iterable[bytes], size: int) -> None:
+        """Large pieces that are all there already: as `_send_whole`, without a copy."""
+        if self._framer is None:
+            self._send(self._head(size) if self.head.method != "HEAD" else self._head_alone(size))
+        for part in parts:
+            self._chunk(part)
+        self._end()
+
+    def _send_chunks(self, iterable: Iterable[bytes]) -> None:
+        connection = self.connection
+        for chunk in iterable:
+            if type(chunk) is not bytes:
+                raise _not_bytes(chunk)
+            if connection.gone_at and connection.has_left():
+                self.broken = True
+                raise ClientGoneError("the client has left")
+            if chunk:
+                self._chunk(chunk)
+                framer = self._framer
+                if framer.surplus_bytes or not framer.takes_body:  # type: ignore[union-attr]  # _chunk has made it
+                    if type(iterable) is FileWrapper:
+                        framer.surplus_bytes = 0  # type: ignore[union-attr]  # a part of a file is no mistake
+                    break  # nothing more will go out, and it may never end (PEP 3333, Content-Length)
+        if self._framer is None:
+            # Apps may answer HEAD without the body that GET has, and without its length.
+            self._send(self._head(None if self.head.method == "HEAD" else 0))
+        self._end()
+
+    def _send_file(self, wrapper: FileWrapper) -> None:
+        extent = wrapper.extent()
+        if extent is None or self._framer is not None:
+            self._send_chunks(wrapper)
+            return
+        fd, position, size = extent
+        head = self._head(size) if self.head.method != "HEAD" else self._head_alone(size)
+        framer = self._framer
+        assert framer is not None
+        self._send(head)
+        if framer.takes_body:
+            size = framer.plain(size)
+            framer.surplus_bytes = 0  # a part of a file is no mistake
+            if size:
+                self._send_range(fd, position, size)
+        self._end()
+
+    def _send_range(self, fd: int, position: int, size: int) -> None:
+        framer = self._framer
+        assert framer is not None
+        try:
+            sent = self.connection.send_file(fd, position, size)
+        except OSError as error:
+            self.broken = True
+            raise ClientGoneError("the client has left") from error
+        if sent < size:
+            framer.sent_bytes -= size - sent
+            framer.abort()
+            logger.error("a file became shorter while it was sent: %s", self)
+
+    def _head(self, body_length: int | None) -> bytes:
+        start = self._start
+        if start is None:
+            raise RuntimeError("the app produced a body before it called start_response")
+        connection = self.connection
+        request = self.head
+        framer = ResponseFramer(request.method, request.http_version, request.keep_alive and connection.may_stay())
+        status, reason, fields = start
+        head = framer.head(
+            status,
+            fields,
+            reason=reason,
+            body_length=body_length,
+            defaults=connection.server.defaults(),
+            keep_alive_timeout_s=connection.server.told_keep_alive_s,
+        )
+        self._framer = framer
+        if framer.dropped_fields:
+            _warn_of_dropped(framer.dropped_fields)
+        if connection.reader is not None:
+            connection.reader.is_answered = True
+        return head
+
+    def _head_alone(self, body_length: int) -> bytes:
+        """
+        The answer to HEAD, with the length of the body that the app has made for nothing.
+
+        Apps may also leave it out; an empty body says nothing about the one that GET has.
+        """
+        start = self._start
+        if body_length and start is not None and start[0] not in (204, 304):
+            status, reason, fields = start
+            if all(name.lower() != b"content-length" for name, _ in fields):
+                self._start = status, reason, (*fields, (b"Content-Length", b"%d" % body_length))
+        return self._head(None)
+
+    def _chunk(self, chunk: bytes) -> None:
+        framer = self._framer
+        if framer is None:
+            head = self._head(None)
+            framer = self._framer
+            assert framer is not None
+            pieces = framer.body(chunk)
+            if len(chunk) <= JOIN_BYTES:
+                self._send(b"".join((head, *pieces)))
+                return
+            self._send(head)
+        else:
+            pieces = framer.body(chunk)
+        for piece in pieces:
+            self._send(piece)
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.connection.send(data)
+        except OSError as error:
+            self.broken = True
+            raise ClientGoneError("the client has left") from error
+
+    def _end(self) -> None:
+        framer = self._framer
+        assert framer is not None
+        last = framer.end()
+        if last:
+            self._send(last)
+        if framer.surplus_bytes:
+            logger.error(
+                "the app sent %d bytes beyond its Content-Length, which were cut: %s", framer.surplus_bytes, self
+            )
+        if framer.is_incomplete:
+            logger.error("the app sent fewer bytes than its Content-Length: %s", self)
+        self.must_close = framer.must_close
+        self._complete = not framer.is_incomplete
+
+    # ------------------------------------------------------------------ when it goes wrong
+
+    def _client_gone(self, error: BaseException) -> None:
+        self.status = CLIENT_CLOSED
+        self.broken = True
+        logger.debug("the client left: %s", self)
+        if not isinstance(error, ClientGoneError):
+            logger.debug("and the app raised %r", error)
+
+    def _failed(self, error: BaseException) -> None:
+        reader = self.connection.reader
+        if reader is not None and reader.refusal is not None and isinstance(error, RequestBodyError):
+            self._refuse(reader.refusal)
+            return
+        logger.error("exception in the app: %s", self, exc_info=error)
+        if not isinstance(error, Exception):
+            logger.warning("%s in a handler ends the request, not the server", type(error).__name__)
+        if self._complete:
+            return  # in close(): the client has its answer
+        self._give_up(500)
+
+    def _refuse(self, refusal: ParseError) -> None:
+        """The app did not want to hear that the body is none; the client does."""
+        server = self.connection.server
+        server.refusals.note(self.connection.peer, refusal.detail)
+        self._give_up(refusal.status, refusal.reason)
+
+    def _give_up(self, status: int, reason: str = "") -> None:
+        """An error page; where the response has begun, a cut that the client can tell from an end."""
+        self.must_close = True
+        self.status = status
+        framer = self._framer
+        if framer is None:
+            defaults = self.connection.server.defaults()
+            self.answer = error_response(status, reason, method=self.head.method, defaults=defaults)
+            try:
+                self._send(self.answer)
+            except ClientGoneError:
+                pass
+        else:
+            framer.abort()
+            self.broken = framer.ends_with_close  # a close would look like the end
+
+    # ------------------------------------------------------------------ the app's side
+
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
+    ) -> Callable[[bytes], None]:
+        """
+        PEP 3333's.
+
+        Raises:
+            ResponseError: status or headers that would break the message.
+            RuntimeError: a second call without *exc_info*, or one after the response.
+        """
+        if exc_info is not None:
+            try:
+                if self._framer is not None:
+                    if exc_info[1] is None:
+                        raise RuntimeError("start_response after the response has begun")
+                    raise exc_info[1].with_traceback(exc_info[2])
+            finally:
+                exc_info = None  # no cycle through the frame
+        elif self._start is not None:
+            raise RuntimeError("start_response was called twice without exc_info")
+        if self._over:
+            raise RuntimeError("start_response after the response")
+        key = status, tuple(headers)
+        try:
+            start = _known_starts.get(key)
+        except TypeError:  # something in it has no hash; if it is not a list for a tuple, it is found out below
+            start, key = None, (status, tuple(tuple(field) for field in key[1]))  # type: ignore[misc]
+        if start is None:
+            start = _encode(key)
+        self._start = start
+        self.status = start[0]
+        if self.rule is None:
+            # Flask takes its request out of the environ before the iterable is closed; here it still is.
+            self.rule = werkzeug_rule(self.environ, self.connection.server.script_name)
+        return self.write
+
+    def write(self, data: bytes) -> None:
+        """
+        PEP 3333's.
+
+        Raises:
+            ClientGoneError: the client has left.
+            RuntimeError: after the response, or from a thread other than the handler's.
+        """
+        if self._over or threading.get_ident() != self.thread:
+            # Another thread could not know that the connection is not another request's by now.
+            raise RuntimeError("write() after the response, or from another thread than the handler's")
+        if type(data) is not bytes:
+            raise _not_bytes(data)
+        connection = self.connection
+        if connection.gone_at and connection.has_left():
+            self.broken = True
+            raise ClientGoneError("the client has left")
+        if data:
+            self._chunk(data)
+            if self._framer.surplus_bytes:  # type: ignore[union-attr]  # _chunk has made it
+                raise RuntimeError("write() beyond the Content-Length")
+        elif self._framer is None:
+            self._send(self._head(None))
+
+
+def _encode(key: tuple[str, tuple[tuple[str, str], ...]]) -> tuple[int, bytes, tuple[Field, ...]]:
+    status, headers = key
+    code, reason = encode_status(status)
+    if code < 200 or code > 599:
+        raise ResponseError(f"status {status!r}: a response of an app has 200 to 599")
+    fields = tuple(encode_fields(headers))
+    # Checks names and values; the exception belongs into the app, which may answer it.
+    ResponseFramer("GET").head(code, fields, reason=reason)
+    start = code, reason, fields
+    if _is_worth_knowing(fields):
+        if len(_known_starts) >= KNOWN_STARTS:
+            _known_starts.clear()
+        _known_starts[key] = start
+    return start
+
+
+def _is_worth_knowing(fields: tuple[Field, ...]) -> bool:
+    """Short, and no secret of one client."""
+    size = 0
+    for name, value in fields:
+        size += len(name) + len(value)
+        if name.lower() == b"set-cookie":
+            return False
+    return size <= KNOWN_START_BYTES
+
+
+def _not_bytes(value: object) -> TypeError:
+    return TypeError(f"the app gave {type(value).__name__}, WSGI asks for bytes")
+
+
+def _warn_of_dropped(names: tuple[bytes, ...]) -> None:
+    for name in names:
+        name = name.lower()
+        if name not in _warned_of and len(_warned_of) < 64:
+            _warned_of.add(name)
+            logger.warning("the app's header %s is the server's to set; it is left out", name.decode("latin-1"))

@@ -1,0 +1,402 @@
+"""
+The threads that run handlers, and who of them waits for events.
+
+There is no thread in front of the pool that reads and hands over: a hand-over between two threads costs more than
+reading and parsing. Each thread looks for work itself and does it. At any time it is
+
+=========  ===============================================================================================
+seeking    takes the next event; also while it runs a handler that is known to be quick
+polling    blocked in epoll_wait
+parked     waits to be woken, last come first served; leaves after `IDLE_TIME`
+busy       runs a handler that may take long
+=========  ===============================================================================================
+
+Two rules keep events from lying around. Who turns busy sees to it first that another one seeks or polls (`_attend`).
+And the keeper, a thread that runs no handlers, looks every `TICK` while there is traffic: a quick handler that was not
+quick is counted busy, and when nobody seeks or polls somebody is woken; when all threads are busy it polls itself, so
+that requests are read into the queue, are shed in time, and clients that leave are noticed.
+
+Counts are changed under one lock, which is never held during a system call.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from jumpstart_server.engine import PoolStats
+from jumpstart_server.wsgi.syscalls import Calls
+
+logger = logging.getLogger(__name__)
+
+IDLE_TIME = 30.0  # seconds that a thread is parked before it ends
+TICK = 0.005  # seconds between the keeper's looks while there is traffic
+RESTLESS = 1.0  # seconds without traffic after which it looks no more, until it is woken
+MAX_EVENTS = 16  # taken at once
+MAX_POLLING = 4
+SATURATED_POLL = 0.02  # seconds that the keeper waits for events when it is the only one to do so
+
+
+class Crew(Protocol):
+    """What the pool does its work with: the engine."""
+
+    def handle(self, thread: PoolThread, fd: int, events: int) -> None:
+        """Act on an event; may run a handler. The keeper passes itself, and runs none."""
+
+    def next_job(self, thread: PoolThread) -> bool:
+        """Run a whole request that waits, if there is one."""
+
+    def tick(self, now: float, restless: bool) -> float:
+        """
+        The keeper's: timers. Returns when it wants to be called next, in seconds of the monotonic clock.
+
+        *restless*: there is traffic.
+        """
+
+
+class PoolThread(threading.Thread):
+    """
+    One thread.
+
+    Attributes:
+        calls: system calls with memory of its own.
+        job: what it runs, for its name; None between jobs.
+        began: when it began that, in seconds of the monotonic clock.
+        quick: it runs a handler and counts as seeking all the same.
+        busy: it is counted as busy, by itself or by the keeper.
+        runs_handlers: false for the keeper.
+    """
+
+    def __init__(self, pool: ThreadPool, number: int, calls: Calls, target: Callable[[PoolThread], None]) -> None:
+        self.number = number
+        self.calls = calls
+        self.job: object = None
+        self.began = 0.0
+        self.quick = False
+        self.busy = False
+        self.runs_handlers = True
+        self.bell = threading.Lock()
+        self.bell.acquire()
+        self._pool = pool
+        self._target_of = target
+        super().__init__(daemon=True)
+
+    @property
+    def name(self) -> str:
+        """Named after what it runs."""
+        job = self.job
+        return f"jumpstart-{self.number}" if job is None else f"jumpstart-{self.number} {job}"
+
+    @name.setter
+    def name(self, value: str) -> None:
+        pass  # threading gives it one
+
+    def run(self) -> None:
+        self._target_of(self)
+
+
+class ThreadPool:
+    """
+    Up to *size* threads, started on demand, that take events from *epoll* and give them to the crew.
+
+    Attributes:
+        size: the limit.
+        crowded: more than one thread wants the GIL; calls that keep it pay.
+    """
+
+    def __init__(self, size: int, epoll: select.epoll, crew: Crew, clock: Callable[[], float] = time.monotonic) -> None:
+        self.size = size
+        self.crowded = False
+        self._epoll = epoll
+        self._crew = crew
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._events: deque[tuple[int, int]] = deque()
+        self._threads: dict[int, PoolThread] = {}
+        self._parked: list[PoolThread] = []
+        self._seeking = 0
+        self._polling = 0
+        self._busy = 0
+        self._peak = 0
+        self._numbers = 0
+        self._stopping = False
+        self._saturated = False
+        self._keeper_polls = False
+        self._restless_until = 0.0
+        self._keeper_sleeps = False
+        self._keeper = PoolThread(self, 0, Calls(epoll, MAX_EVENTS), self._keep)
+        self._keeper.runs_handlers = False
+
+    def start(self) -> None:
+        """
+        Start the keeper and the first thread.
+
+        Raises:
+            RuntimeError: the system has no thread to give.
+        """
+        with self._lock:
+            self._start_thread()
+        self._keeper.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        End the threads that run nothing, and the others when they are done; wait up to *timeout_s* for them.
+
+        The epoll must report something readable for ever, so that who polls wakes. Returns whether all have ended.
+        """
+        with self._lock:
+            self._stopping = True
+            for thread in self._parked:
+                thread.bell.release()
+            self._parked.clear()
+            self._ring_keeper()
+            self._ended.wait_for(lambda: not self._threads, timeout_s)
+            left = len(self._threads)
+        self._keeper.join(timeout_s or 0.1)
+        return not left
+
+    def stats(self, *, waiting: int = 0, oldest_wait_s: float = 0.0) -> PoolStats:
+        """The counts, exact at this moment; what waits is the crew's to know."""
+        with self._lock:
+            busy = sum(thread.job is not None for thread in self._threads.values())
+            self._peak = max(self._peak, busy)
+            return PoolStats(
+                threads=len(self._threads),
+                busy=busy,
+                waiting=waiting,
+                peak=self._peak,
+                limit=self.size,
+                oldest_wait_s=oldest_wait_s,
+            )
+
+    def jobs(self) -> list[PoolThread]:
+        """The threads that run something, the one that began first in front."""
+        with self._lock:
+            running = [thread for thread in self._threads.values() if thread.job is not None]
+        return sorted(running, key=lambda thread: thread.began)
+
+    @property
+    def is_saturated(self) -> bool:
+        """All threads are busy, and no other can be started."""
+        return self._saturated
+
+    # ------------------------------------------------------------------ what the crew calls
+
+    def turn_busy(self, me: PoolThread) -> None:
+        """The calling thread is about to do something that may take long."""
+        with self._lock:
+            if not me.busy:
+                self._count_busy(me)
+                self._attend()
+
+    def turn_seeking(self, me: PoolThread) -> None:
+        """The calling thread has done it."""
+        with self._lock:
+            self._count_seeking(me)
+
+    def job_waits(self) -> None:
+        """There is a whole request for `Crew.next_job`."""
+        with self._lock:
+            if not self._seeking:
+                self._wake_one()
+
+    def post(self, fd: int, events: int) -> None:
+        """Have a thread look at *fd* as if an event had come. From any thread."""
+        self._events.append((fd, events))
+        self.job_waits()
+
+    # ------------------------------------------------------------------ under the lock
+
+    def _count_busy(self, thread: PoolThread) -> None:
+        thread.busy = True
+        self._seeking -= 1
+        self._busy += 1
+        if self._busy > self._peak:
+            self._peak = self._busy
+
+    def _count_seeking(self, me: PoolThread) -> None:
+        if me.busy:
+            me.busy = False
+            self._busy -= 1
+            self._seeking += 1
+            self._saturated = False
+            self.crowded = self._seeking + self._busy > 1
+
+    def _attend(self) -> None:
+        """See to it that somebody takes the next event."""
+        self.crowded = self._seeking + self._busy > 1
+        if self._seeking or (self._polling and not self._events):
+            return
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._parked:
+            self._seeking += 1
+            self._parked.pop().bell.release()
+        elif len(self._threads) < self.size and self._start_thread():
+            pass
+        elif not self._polling:
+            self._saturated = True
+            self._ring_keeper()
+
+    def _start_thread(self) -> bool:
+        if self._stopping:
+            return False
+        self._numbers += 1
+        thread = PoolThread(self, self._numbers, Calls(self._epoll, MAX_EVENTS), self._work)
+        self._threads[self._numbers] = thread
+        self._seeking += 1
+        try:
+            thread.start()
+        except RuntimeError:
+            del self._threads[thread.number]
+            self._seeking -= 1
+            if not self._threads:
+                raise
+            logger.error("the system has no thread to give; going on with %d of %d", len(self._threads), self.size)
+            self.size = len(self._threads)
+            return False
+        return True
+
+    def _ring_keeper(self) -> None:
+        if self._keeper_sleeps:
+            self._keeper_sleeps = False
+            self._keeper.bell.release()
+
+    # ------------------------------------------------------------------ a thread
+
+    def _work(self, me: PoolThread) -> None:
+        crew = self._crew
+        events = self._events
+        try:
+            while True:
+                if me.busy:
+                    self.turn_seeking(me)
+                try:
+                    if crew.next_job(me):
+                        continue
+                    fd, mask = events.popleft()
+                except IndexError:
+                    if not self._look(me):
+                        return
+                    continue
+                crew.handle(me, fd, mask)
+        except BaseException:
+            logger.critical("internal error in %s; it is replaced", me.name, exc_info=True)
+        finally:
+            self._end(me)
+
+    def _look(self, me: PoolThread) -> bool:
+        """Wait for events; false to end."""
+        if self.crowded:
+            found = me.calls.poll()
+            if found:
+                self._events.extend(found)
+                return True
+        with self._lock:
+            if self._stopping:
+                return False
+            self._count_seeking(me)
+            if self._events:
+                return True
+            self._seeking -= 1
+            self.crowded = self._seeking + self._busy > 1
+            park = self._polling >= MAX_POLLING
+            if park:
+                self._parked.append(me)
+            else:
+                self._polling += 1
+        if park:
+            return self._park(me)
+        try:
+            found = self._epoll.poll(-1, MAX_EVENTS)
+        finally:
+            with self._lock:
+                self._polling -= 1
+                self._seeking += 1
+                self.crowded = self._seeking + self._busy > 1
+                if self._keeper_sleeps:
+                    self._ring_keeper()
+        self._restless_until = self._clock() + RESTLESS
+        self._events.extend(found)
+        return not self._stopping
+
+    def _park(self, me: PoolThread) -> bool:
+        """Sleep until woken; false when nobody did."""
+        if me.bell.acquire(timeout=IDLE_TIME):
+            return not self._stopping
+        with self._lock:
+            if me in self._parked:
+                self._parked.remove(me)
+                self._seeking += 1  # `_end` takes it off
+                return False
+        me.bell.acquire()  # woken at the last moment
+        return not self._stopping
+
+    def _end(self, me: PoolThread) -> None:
+        with self._lock:
+            if me.busy:
+                self._busy -= 1
+            else:
+                self._seeking -= 1
+            self._threads.pop(me.number, None)
+            if not self._stopping:
+                self._attend()
+            self._ended.notify_all()
+
+    # ------------------------------------------------------------------ the keeper
+
+    def _keep(self, me: PoolThread) -> None:
+        next_tick = 0.0
+        while not self._stopping:
+            now = self._clock()
+            restless = now < self._restless_until
+            try:
+                if now >= next_tick:
+                    next_tick = self._crew.tick(now, restless)
+                self._watch(now)
+                if self._saturated:
+                    self._read_ahead(me)
+                    continue
+            except Exception:
+                logger.critical("internal error in the keeper; it goes on", exc_info=True)
+            if restless:
+                time.sleep(TICK)
+                continue
+            with self._lock:
+                if self._stopping or self._saturated:
+                    continue
+                self._keeper_sleeps = True
+            if me.bell.acquire(timeout=min(max(next_tick - now, TICK), 3600.0)):
+                next_tick = 0.0
+                continue
+            with self._lock:
+                if self._keeper_sleeps:
+                    self._keeper_sleeps = False
+                    continue
+            me.bell.acquire()  # rung at the last moment
+
+    def _watch(self, now: float) -> None:
+        """Count quick handlers that are not quick as busy; wake somebody when nobody waits for events."""
+        with self._lock:
+            for thread in self._threads.values():
+                if thread.quick and not thread.busy and thread.job is not None and now - thread.began > TICK:
+                    self._count_busy(thread)
+            self._attend()
+
+    def _read_ahead(self, me: PoolThread) -> None:
+        """All threads are busy: read requests into the queue, and notice who leaves."""
+        for fd, mask in self._epoll.poll(SATURATED_POLL, MAX_EVENTS):
+            self._crew.handle(me, fd, mask)
+        while True:
+            try:
+                fd, mask = self._events.popleft()
+            except IndexError:
+                return
+            self._crew.handle(me, fd, mask)

@@ -1,0 +1,823 @@
+"""
+The WSGI server of one worker: accepts, reads, hands requests to the handlers' threads, and ends.
+
+Everything but `WSGIServer.drain`, `tick` and the start runs on the threads of the pool (`pool.py`), each of which owns
+the connection that it works on (`connection.py`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import errno
+import logging
+import os
+import select
+import socket
+import ssl
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from io import BytesIO
+from typing import cast
+
+from jumpstart.context import RequestContext
+from jumpstart_server.access import AccessLog, AccessRecord
+from jumpstart_server.connection_settings import DISCARD_BYTES, LINGER_BYTES, LINGER_TIME, ConnectionSettings
+from jumpstart_server.engine import PoolStats
+from jumpstart_server.http1 import (
+    BodyData,
+    DefaultFields,
+    Event,
+    ParseError,
+    ProxyHeaderError,
+    RequestEnd,
+    RequestHead,
+    State,
+    error_response,
+    http_date,
+    read_proxy_header,
+)
+from jumpstart_server.refusals import Refusals
+from jumpstart_server.wsgi import pace
+from jumpstart_server.wsgi.body import BodyReader
+from jumpstart_server.wsgi.connection import BODY, HEAD, IDLE, LINGERING, PREFACE, UNREAD, Address, Connection
+from jumpstart_server.wsgi.deadlines import GONE, NEVER, Deadlines
+from jumpstart_server.wsgi.environ import Environ
+from jumpstart_server.wsgi.exchange import Exchange, WSGIApp
+from jumpstart_server.wsgi.files import FileWrapper
+from jumpstart_server.wsgi.pool import PoolThread, ThreadPool
+from jumpstart_server.wsgi.syscalls import RECV_BYTES
+from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_KEY, Observer
+
+logger = logging.getLogger(__name__)
+
+READ = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+LEFT = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+ACCEPTS = 16  # connections at one event; the others stay for other workers
+NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+ACCEPT_PAUSE = 1.0  # seconds without accepting after the descriptors ran out
+SECOND_LOOK = 0.1  # seconds that an idle connection has left when the server drains
+SWEEP = 0.25  # seconds between looks at deadlines
+KNOWN_BYTES = 2048  # of a request that is remembered, to know it again
+BUSY_WARNING = 10.0  # seconds that a request may wait for a thread before the stacks of all are logged
+BUSY_WARNING_PAUSE = 60.0
+STACKS = 10  # of handlers that run, in that warning
+LAST_LOOK = 1.0  # seconds for a request that came as its connection was to be closed
+
+
+class WSGIServer:
+    """
+    Attributes:
+        settings: limits and times of connections.
+        pool: the threads.
+        script_name: the path prefix that a proxy strips.
+        keeps_connections: false while it drains, or where keep-alive is off.
+        told_keep_alive_s: what clients are told about it, in whole seconds; 0 says nothing.
+        refusals: where clients that got no service are logged.
+    """
+
+    def __init__(
+        self,
+        app: WSGIApp,
+        listeners: Iterable[socket.socket],
+        settings: ConnectionSettings,
+        *,
+        threads: int,
+        observer: Observer,
+        script_name: str = "",
+        multiprocess: bool = False,
+        queue: int = 1000,
+        queue_timeout: float = 10.0,
+        stream_bodies: bool = False,
+        tls: ssl.SSLContext | None = None,
+        access: AccessLog | None = None,
+    ) -> None:
+        """
+        Args:
+            listeners: bound and listening.
+            threads: most handlers at once.
+            queue: requests that may wait for a thread; more are answered with 503.
+            queue_timeout: seconds that one may wait, 0 for ever; then 503.
+            stream_bodies: run handlers when the head has come, and not when the body has.
+        """
+        self.settings = settings
+        self.script_name = script_name
+        self.keeps_connections = settings.keep_alive > 0
+        self.told_keep_alive_s = int(settings.keep_alive)
+        self._app = app
+        self._observer = observer
+        self._multiprocess = multiprocess
+        self._queue_limit = queue
+        self._queue_timeout = queue_timeout
+        self._stream_bodies = stream_bodies
+        self._tls = tls
+        self._access = access
+        self.refusals = Refusals(access)
+        self._clock = time.monotonic
+        self._context = contextvars.copy_context()
+        self._listeners: dict[int, socket.socket] = {sock.fileno(): sock for sock in listeners}
+        self._epoll = select.epoll()
+        self._bell, self._ringer = os.pipe()
+        self.pool = ThreadPool(threads, self._epoll, self)
+        self._idle: dict[int, Connection] = {}  # that nobody owns
+        self._all: dict[int, Connection] = {}
+        self._queue: deque[Connection] = deque()  # whole requests that wait for a thread
+        self._deadlines = Deadlines()
+        self._paces = pace.Paces()
+        self._draining = False
+        self._emptied = threading.Event()
+        self._when_empty: Callable[[], None] | None = None
+        self._accept_again = NEVER
+        self._date_until = 0.0
+        self._defaults = DefaultFields()
+        self._warned_at = -BUSY_WARNING_PAUSE
+        self._steps = 0
+        self._cpu = time.process_time()
+        self._adapted_at = 0.0
+
+    # ------------------------------------------------------------------ start and end
+
+    def start(self) -> None:
+        """
+        Start the threads, then accept.
+
+        Raises:
+            RuntimeError: the system has no thread to give.
+        """
+        self.pool.start()
+        for fd, sock in self._listeners.items():
+            sock.setblocking(False)
+            self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+
+    def stop_accepting(self) -> None:
+        """Take the connections that wait already, then no more; those that are kept are closed as they become idle."""
+        self._draining = True
+        self.keeps_connections = False
+        for fd in list(self._listeners):
+            try:
+                self._epoll.unregister(fd)
+            except OSError:
+                pass
+            while self._accept(fd):
+                pass
+        self._listeners.clear()
+        now = self._clock()
+        for connection in list(self._idle.values()):
+            if connection.phase == IDLE:
+                self._hurry(connection, now)
+
+    def _hurry(self, connection: Connection, now: float) -> None:
+        """Give an idle connection a moment for a request that is on its way."""
+        if self._idle.pop(connection.fd, None) is connection:
+            connection.deadline = min(connection.deadline, now + SECOND_LOOK)
+            self._deadlines.watch(connection, now)
+            self._return(connection)
+
+    def when_empty(self, callback: Callable[[], None]) -> None:
+        """Have *callback* called, from any thread, when the last connection is closed; after `stop_accepting`."""
+        self._when_empty = callback
+        if not self._all:
+            callback()
+
+    def close(self, timeout_s: float) -> None:
+        """Close every connection that nobody owns; end the threads; wait up to *timeout_s* for handlers."""
+        os.write(self._ringer, b"!")
+        self._epoll.register(self._bell, select.EPOLLIN)
+        ended = self.pool.stop(timeout_s)
+        for connection in list(self._idle.values()):
+            if self._idle.pop(connection.fd, None) is connection:
+                self._close(connection)
+        if ended:
+            for connection in list(self._all.values()):
+                self._close(connection)
+            self._epoll.close()
+            os.close(self._bell)
+            os.close(self._ringer)
+
+    # ------------------------------------------------------------------ what requests ask
+
+    def defaults(self) -> DefaultFields:
+        """Fields of each response."""
+        return self._defaults
+
+    def base_environ(self, connection: Connection) -> Environ:
+        """What all requests of a connection have in common."""
+        peer = connection.peer
+        server = connection.local or connection.sock.getsockname()
+        if isinstance(server, tuple):
+            name, server_port = str(server[0]), str(server[1])
+        else:  # over a Unix socket there is no address, and apps index it all the same
+            name, server_port = "localhost", "80"
+        return {
+            "SCRIPT_NAME": self.script_name,
+            "SERVER_NAME": name,
+            "SERVER_PORT": server_port,
+            "REMOTE_ADDR": "" if peer is None else peer[0],
+            "REMOTE_PORT": "" if peer is None else str(peer[1]),
+            "wsgi.version": (1, 0),
+            "wsgi.url_scheme": "https" if connection.is_tls else "http",
+            "wsgi.input_terminated": True,
+            "wsgi.errors": sys.stderr,
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": self._multiprocess,
+            "wsgi.run_once": False,
+            "wsgi.file_wrapper": FileWrapper,
+        }
+
+    # ------------------------------------------------------------------ connections: open, own, close
+
+    def _accept(self, fd: int) -> bool:
+        """Accept some of the connections that wait at a listener; whether there may be more."""
+        listener = self._listeners.get(fd)
+        if listener is None:
+            return False
+        for _ in range(ACCEPTS):
+            try:
+                sock, peer = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return False
+            except OSError as error:
+                if error.errno in NO_DESCRIPTORS:
+                    logger.error("cannot accept connections: %s; trying again in %.0f s", error, ACCEPT_PAUSE)
+                    self._pause_accepting(fd)
+                return False
+            try:
+                self._open(sock, None if sock.family == socket.AF_UNIX else (str(peer[0]), peer[1]))
+            except OSError as error:  # it was reset meanwhile, or the epoll is full
+                logger.debug("a connection was lost as it was accepted: %s", error)
+                sock.close()
+        return True
+
+    def _open(self, sock: socket.socket, peer: Address | None) -> None:
+        """Take a new connection into the tables."""
+        settings = self.settings
+        now = self._clock()
+        sock.setblocking(False)
+        if peer is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        has_header = settings.proxy_protocol != "off"
+        if has_header:
+            senders = settings.proxy_senders
+            if senders is None or not senders.trusts(None if peer is None else peer[0]):
+                self.refusals.note(peer, "may not connect with a PROXY header")
+                sock.close()
+                return
+        if self._tls is not None:
+            sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        connection = Connection(self, sock, peer, now, tls=self._tls is not None)
+        if has_header or connection.is_tls:
+            connection.phase = PREFACE
+        fd = connection.fd
+        self._all[fd] = connection
+        self._deadlines.watch(connection, now)
+        self._idle[fd] = connection
+        try:
+            self._epoll.register(fd, READ)
+        except OSError:
+            self._idle.pop(fd, None)
+            self._all.pop(fd, None)
+            raise
+
+    def _pause_accepting(self, fd: int) -> None:
+        if self._draining:
+            return
+        try:
+            self._epoll.unregister(fd)
+        except OSError:
+            pass
+        self._accept_again = self._clock() + ACCEPT_PAUSE
+
+    def _accept_anew(self) -> None:
+        self._accept_again = NEVER
+        for fd in list(self._listeners):
+            try:
+                self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            except FileExistsError:
+                pass
+
+    def _put_back(self, connection: Connection) -> bool:
+        """Give up a connection, unless something has come for it meanwhile: then it is still the caller's, and True."""
+        fd = connection.fd
+        self._idle[fd] = connection
+        return connection.readable and self._idle.pop(fd, None) is connection
+
+    def _close(self, connection: Connection) -> None:
+        fd = connection.fd
+        self._all.pop(fd, None)
+        connection.close()
+        if self._draining and not self._all and self._when_empty is not None:
+            self._when_empty()
+
+    # ------------------------------------------------------------------ what the pool calls
+
+    def handle(self, thread: PoolThread, fd: int, events: int) -> None:
+        """Act on an event."""
+        connection = self._idle.pop(fd, None)
+        if connection is None:
+            connection = self._all.get(fd)
+            if connection is None:
+                if fd in self._listeners:
+                    self._accept(fd)
+                return
+            connection.readable = True
+            if events & LEFT and not connection.gone_at:
+                connection.gone_at = self._clock()
+            connection = self._idle.pop(fd, None)
+            if connection is None:
+                return  # its owner will see
+        while self._read(thread, connection) and self._put_back(connection):
+            pass
+
+    def next_job(self, thread: PoolThread) -> bool:
+        """Run a request that waits."""
+        try:
+            connection = self._queue.popleft()
+        except IndexError:
+            return False
+        head = connection.head
+        assert head is not None
+        if self._queue:
+            self.pool.job_waits()
+        if connection.gone_at and connection.has_left():  # nobody waits for the answer
+            now = self._clock()
+            waited = now - connection.queued_at
+            self.refusals.write_line(connection.peer, CLIENT_CLOSED, b"", head, now - connection.began, waited)
+            self._close(connection)
+            return True
+        if self._run(thread, connection, head, connection.make_environ(head), (head.method, head.path)):
+            while self._put_back(connection) and self._read(thread, connection):
+                pass
+        return True
+
+    def tick(self, now: float, restless: bool) -> float:
+        """Timers."""
+        if now >= self._accept_again:
+            self._accept_anew()
+        for timed in self._deadlines.expired(now):
+            connection = cast(Connection, timed)
+            if self._idle.pop(connection.fd, None) is connection:
+                if connection.deadline <= now:
+                    self._expired(connection, now)
+                else:
+                    self._deadlines.watch(connection, now)
+                    self._return(connection)
+            elif connection.deadline != GONE:
+                self._deadlines.watch(connection, now)  # its owner may have set another one
+        self._shed(now)
+        if self._queue and self.pool.is_saturated:
+            self._warn_of_saturation(now)
+        if now - self._adapted_at >= SWEEP:
+            self._adapt(now)
+        return now + SWEEP if restless or self._all or self._accept_again < NEVER else NEVER
+
+    def _warn_of_saturation(self, now: float) -> None:
+        """Say where the handlers are when requests have waited for long, so that nobody needs to ask."""
+        waited = self.oldest_wait_s(now)
+        if waited < BUSY_WARNING or now - self._warned_at < BUSY_WARNING_PAUSE:
+            return
+        self._warned_at = now
+        frames = sys._current_frames()
+        jobs = self.pool.jobs()
+        text = [f"all {len(jobs)} threads are busy, {len(self._queue)} requests wait, one for {waited:.0f} s"]
+        for thread in jobs[:STACKS]:
+            frame = frames.get(thread.ident or 0)
+            text.append(f"{thread.name}, for {now - thread.began:.1f} s")
+            text.append("".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  (just ended)")
+        logger.warning("\n".join(text))
+
+    def stats(self) -> PoolStats:
+        """The threads and the queue, at this moment."""
+        return self.pool.stats(waiting=len(self._queue), oldest_wait_s=self.oldest_wait_s(self._clock()))
+
+    def oldest_wait_s(self, now: float) -> float:
+        """How long the first request of the queue has waited, in seconds; 0 if none does."""
+        try:
+            return max(now - self._queue[0].queued_at, 0.0)
+        except IndexError:
+            return 0.0
+
+    def _adapt(self, now: float) -> None:
+        """Set the switch interval by what the last moments were like."""
+        cpu = time.process_time()
+        steps = self._steps
+        if steps:
+            sys.setswitchinterval(pace.switch_interval((cpu - self._cpu) / steps))
+        self._steps = 0
+        self._cpu = cpu
+        self._adapted_at = now
+
+    # ------------------------------------------------------------------ reading, by the owner
+
+    def _read(self, thread: PoolThread, connection: Connection) -> bool:
+        """Read once and act on it. Whether the connection is still the caller's, and to be put back."""
+        connection.readable = False
+        phase = connection.phase
+        if phase == PREFACE and connection.is_tls:
+            return self._shake_hands(thread, connection)
+        try:
+            data = connection.receive(thread)
+        except OSError:
+            self._lost(connection)
+            return False
+        if data is None:
+            return True
+        if phase == IDLE and data == connection.known and data:
+            head = connection.known_head
+            assert head is not None
+            connection.began = self._clock()
+            if self._queue or not thread.runs_handlers:
+                connection.head = head
+                return self._enqueue(connection)
+            environ = connection.known_environ.copy()
+            environ["wsgi.input"] = BytesIO()
+            return self._run(thread, connection, head, environ, connection.known_key)
+        if len(data) == RECV_BYTES or connection.is_tls:
+            connection.readable = True  # there may be more, of which no event will tell
+        if not data:
+            return self._client_done(thread, connection)
+        if phase == PREFACE:
+            return self._read_preface(thread, connection, data)
+        if phase == LINGERING:
+            connection.received += len(data)
+            if connection.received > LINGER_BYTES:
+                self._close(connection)
+                return False
+            return True
+        return self._take(thread, connection, connection.parser.feed(data), data)
+
+    def _shake_hands(self, thread: PoolThread, connection: Connection) -> bool:
+        """TLS; as `_read`. It computes for a millisecond or more, so somebody else waits for events."""
+        if thread.runs_handlers:
+            self.pool.turn_busy(thread)
+        try:
+            if connection.shake_hands():
+                connection.phase = IDLE
+                connection.readable = True  # a request may have come with the last of it
+            return True
+        except (OSError, ValueError) as error:
+            self.refusals.note(connection.peer, f"no TLS: {error}")
+            self._close(connection)
+            return False
+
+    def _read_preface(self, thread: PoolThread, connection: Connection, data: bytes) -> bool:
+        """A PROXY header; as `_read`."""
+        connection.preface += data
+        try:
+            header = read_proxy_header(connection.preface, self.settings.proxy_protocol)
+        except ProxyHeaderError as error:
+            self.refusals.note(connection.peer, str(error))
+            self._close(connection)
+            return False
+        if header is None:
+            return True
+        connection.preface = b""
+        connection.phase = IDLE
+        proxies = self.settings.proxies
+        if header.client is not None:
+            connection.peer, connection.local = header.client, header.server
+            connection.trusted = proxies is not None and proxies.trusts(header.client[0])
+        elif not header.is_local:
+            connection.trusted = proxies is not None and proxies.trusts("")
+        if not header.rest:
+            return True
+        return self._take(thread, connection, connection.parser.feed(header.rest), b"")
+
+    def _client_done(self, thread: PoolThread, connection: Connection) -> bool:
+        """The client sends no more."""
+        if connection.phase not in (HEAD, BODY):
+            self._close(connection)
+            return False
+        events = connection.parser.eof()
+        if not events:
+            self._close(connection)
+            return False
+        return self._take(thread, connection, events, b"")
+
+    def _take(self, thread: PoolThread, connection: Connection, events: list[Event], data: bytes) -> bool:
+        """Act on what the parser found; as `_read`."""
+        head = events[0]
+        if len(events) == 2 and type(head) is RequestHead and type(events[1]) is RequestEnd:  # as most come
+            connection.head = head
+            connection.began = self._clock()
+            return self._whole(thread, connection, data)
+        ready = False
+        for event in events:
+            if isinstance(event, RequestHead):
+                connection.head = event
+                if connection.phase == IDLE:
+                    connection.began = self._clock()
+                connection.phase = BODY
+                if event.has_body and (self._stream_bodies or event.expects_continue):
+                    connection.reader = BodyReader(connection, event)
+                    ready = True
+            elif isinstance(event, BodyData):
+                if connection.phase == UNREAD:
+                    connection.received += len(event.data)
+                    if connection.received > DISCARD_BYTES:
+                        return self._linger(connection)
+                elif connection.reader is not None:
+                    connection.reader.add(event.data)
+                else:
+                    try:
+                        connection.take_body(event.data)
+                    except OSError as error:
+                        logger.error("cannot keep the body of a request: %s", error)
+                        return self._answer(connection, 507, "there is no room for the body")
+            elif isinstance(event, ParseError):
+                return self._refuse(connection, event)
+            elif connection.phase == UNREAD:
+                return self._next(thread, connection)
+            else:
+                if connection.reader is not None:
+                    connection.reader.complete = True
+                ready = True
+        if ready:
+            return self._whole(thread, connection, data)
+        self._await_more(connection)
+        return True
+
+    def _await_more(self, connection: Connection) -> None:
+        """A request has not come whole."""
+        now = self._clock()
+        if connection.phase in (BODY, UNREAD):
+            connection.deadline = now + (self.settings.body_timeout or NEVER)
+        elif connection.parser.is_idle:
+            return
+        elif connection.phase != HEAD:
+            connection.phase = HEAD
+            connection.began = now
+            if not connection.fresh:
+                connection.deadline = now + (self.settings.header_timeout or NEVER)
+        self._watch(connection, now)
+
+    def _watch(self, connection: Connection, now: float) -> None:
+        if connection.deadline < connection.look_at or not connection.look_at:
+            self._deadlines.watch(connection, now)
+
+    def _whole(self, thread: PoolThread, connection: Connection, data: bytes) -> bool:
+        """A request has come whole: run it, or let it wait for a thread."""
+        head = connection.head
+        assert head is not None
+        if self._queue or not thread.runs_handlers:
+            return self._enqueue(connection)
+        key = (head.method, head.path)
+        environ = connection.make_environ(head)
+        if data == connection.seen:  # for the second time running
+            if not head.has_body and _is_worth_knowing(head, connection):
+                connection.known = data
+                connection.known_head = head
+                connection.known_key = key
+                connection.known_environ = environ.copy()
+        elif len(data) <= KNOWN_BYTES:
+            connection.seen = data
+        return self._run(thread, connection, head, environ, key)
+
+    def _enqueue(self, connection: Connection) -> bool:
+        connection.deadline = NEVER
+        if len(self._queue) >= self._queue_limit:
+            return self._answer(connection, 503, "too many requests wait", retry_after=1)
+        connection.queued_at = self._clock()
+        self._queue.append(connection)
+        self.pool.job_waits()
+        return False
+
+    def _shed(self, now: float) -> None:
+        """Answer 503 to requests that have waited too long."""
+        queue = self._queue
+        while queue and now - queue[0].queued_at > self._queue_timeout > 0:
+            try:
+                connection = queue.popleft()
+            except IndexError:
+                return
+            if now - connection.queued_at <= self._queue_timeout:
+                queue.appendleft(connection)  # another one has taken the first
+                return
+            if self._answer(connection, 503, "no thread became free in time", retry_after=1):
+                self._return(connection)
+
+    # ------------------------------------------------------------------ requests
+
+    def _run(
+        self, thread: PoolThread, connection: Connection, head: RequestHead, environ: Environ, key: pace.Key
+    ) -> bool:
+        """Run the handler and send its response; as `_read`."""
+        pool = self.pool
+        connection.deadline = NEVER
+        connection.fresh = False
+        began = self._clock()
+        if began >= self._date_until:
+            self._renew_date(began)
+        exchange = Exchange(connection, head, environ, began)
+        if connection.queued_at:
+            exchange.queued = began - connection.queued_at
+            connection.queued_at = 0.0
+        thread.began = began
+        thread.job = exchange
+        if self._paces.is_quick(key):
+            thread.quick = True
+        else:
+            pool.turn_busy(thread)
+        context = RequestContext()
+        self._context.copy().run(exchange.run, self._app, context)
+        thread.quick = False
+        thread.job = None
+        ended = self._clock()
+        if thread.busy:
+            pool.turn_seeking(thread)
+        self._steps += 1
+        self._paces.note(key, ended - began)
+        self._observer.count(
+            context,
+            method=head.method,
+            target=head.target if head.target[:1] == b"/" else _origin_form(head),
+            headers=head.headers,
+            status=exchange.status,
+            elapsed_s=ended - began,
+            evidence=MARKER_KEY not in environ,
+            rule=exchange.rule,
+        )
+        if self._access is not None:
+            self._write_line(self._access, exchange, environ, ended)
+        reader = connection.reader
+        if reader is not None or connection.body is not None:
+            connection.drop_body()
+        if exchange.broken:
+            connection.reset_on_close()
+            self._close(connection)
+            return False
+        if exchange.must_close:
+            if connection.parser.state is State.CLOSED:
+                self._close(connection)
+                return False
+            return self._linger(connection)
+        if reader is not None and not reader.complete:
+            connection.phase = UNREAD
+            connection.received = 0
+            connection.readable = True
+            self._await_more(connection)
+            return True
+        connection.phase = IDLE
+        parser = connection.parser
+        if parser.state is State.RESTING:
+            events = parser.resume()
+            if events or not parser.is_idle:
+                return self._go_on(thread, connection, events, ended)
+        connection.deadline = ended + self.settings.keep_alive
+        if self._draining:
+            connection.deadline = ended + SECOND_LOOK
+        self._watch(connection, ended)
+        return True
+
+    def _write_line(self, access: AccessLog, exchange: Exchange, environ: Environ, ended: float) -> None:
+        head = exchange.head
+        elapsed = ended - exchange.began
+        access.write(
+            AccessRecord(
+                client=environ["REMOTE_ADDR"],
+                method=head.method,
+                target=head.target,
+                http_version=head.http_version,
+                status=exchange.status,
+                sent=exchange.sent_bytes,
+                total_s=exchange.queued + elapsed,
+                queue_s=exchange.queued,
+                app_s=elapsed,
+                request_headers=head.headers,
+                response_headers=exchange.response_fields,
+                environ=environ,
+            )
+        )
+
+    def _next(self, thread: PoolThread, connection: Connection) -> bool:
+        """The rest of a request that was answered long ago has come; as `_read`."""
+        connection.phase = IDLE
+        now = self._clock()
+        events = connection.parser.resume()
+        if events or not connection.parser.is_idle:
+            return self._go_on(thread, connection, events, now)
+        connection.deadline = now + self.settings.keep_alive
+        self._watch(connection, now)
+        return True
+
+    def _go_on(self, thread: PoolThread, connection: Connection, events: list[Event], now: float) -> bool:
+        """Some of the next request has come behind the last one; as `_read`."""
+        connection.head = None
+        connection.began = now
+        if events:
+            return self._take(thread, connection, events, b"")
+        if connection.parser.state is State.CLOSED:
+            self._close(connection)
+            return False
+        self._await_more(connection)
+        return True
+
+    def _renew_date(self, now: float) -> None:
+        wall = datetime.now(UTC).timestamp()
+        self._defaults = DefaultFields(http_date(wall))
+        self._date_until = now + 1.0 - wall % 1.0
+
+    # ------------------------------------------------------------------ answers of our own, and ends
+
+    def _refuse(self, connection: Connection, error: ParseError) -> bool:
+        self.refusals.note(connection.peer, error.detail)
+        if connection.phase == UNREAD:
+            return self._linger(connection)
+        return self._answer(connection, error.status, error.reason, error.head)
+
+    def _answer(
+        self,
+        connection: Connection,
+        status: int,
+        reason: str,
+        head: RequestHead | None = None,
+        *,
+        retry_after: int = 0,
+    ) -> bool:
+        """An answer of our own, the last one."""
+        now = self._clock()
+        if now >= self._date_until:
+            self._renew_date(now)
+        headers = [(b"Retry-After", b"%d" % retry_after)] if retry_after else []
+        method = "GET" if head is None else head.method
+        data = error_response(status, reason, method=method, headers=headers, defaults=self._defaults)
+        queued = now - connection.queued_at if connection.queued_at else 0.0
+        self.refusals.write_line(connection.peer, status, data, head, now - connection.began, queued)
+        connection.queued_at = 0.0
+        try:
+            connection.sock.send(data)  # a few hundred bytes, which fit in any send buffer
+        except OSError:
+            self._close(connection)
+            return False
+        return self._linger(connection)
+
+    def _lost(self, connection: Connection) -> None:
+        """The connection broke while a request came."""
+        if connection.phase in (HEAD, BODY) and connection.head is not None:
+            total = self._clock() - connection.began
+            self.refusals.write_line(connection.peer, CLIENT_CLOSED, b"", connection.head, total)
+        self._close(connection)
+
+    def _linger(self, connection: Connection) -> bool:
+        """
+        Close our side, and drop what the client still sends until it closes its own.
+
+        A close with unread bytes in the socket is a reset, which may destroy the answer on its way (RFC 9112 9.6).
+        """
+        connection.drop_body()
+        connection.phase = LINGERING
+        connection.received = 0
+        connection.known = None
+        now = self._clock()
+        connection.deadline = now + LINGER_TIME
+        connection.readable = True
+        if connection.is_tls:
+            connection.say_goodbye()
+            connection.is_tls = False  # what still comes is dropped, and need not be deciphered
+        try:
+            connection.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._close(connection)
+            return False
+        self._deadlines.watch(connection, now)
+        return True
+
+    def _return(self, connection: Connection) -> None:
+        """Give up a connection that the keeper or the end of the server had taken."""
+        if self._put_back(connection):
+            connection.readable = False
+            self._idle[connection.fd] = connection
+            self.pool.post(connection.fd, select.EPOLLIN)  # a thread of the pool is to look at it
+
+    def _expired(self, connection: Connection, now: float) -> None:
+        """The time of a connection that nobody else owns is over."""
+        phase = connection.phase
+        if phase in (HEAD, BODY):
+            what = "head" if phase == HEAD else "body"
+            self.refusals.note(connection.peer, f"408 the {what} of the request did not arrive in time")
+            if self._answer(connection, 408, f"the {what} did not arrive in time", connection.head):
+                self._return(connection)
+        elif phase == UNREAD:
+            if self._linger(connection):
+                self._return(connection)
+        elif phase == IDLE and connection.has_input():
+            # It came just now. A close would be a reset, and the request lost.
+            connection.deadline = now + LAST_LOOK
+            self._deadlines.watch(connection, now)
+            connection.readable = True
+            self._return(connection)
+        else:
+            self._close(connection)
+
+
+def _origin_form(head: RequestHead) -> bytes:
+    """Path and query of an absolute target."""
+    return head.path + b"?" + head.query if head.query else head.path
+
+
+def _is_worth_knowing(head: RequestHead, connection: Connection) -> bool:
+    """Whether the bytes just read are this request and nothing else, and one like it may come."""
+    return head.keep_alive and head.upgrade is None and not connection.parser.buffered_bytes

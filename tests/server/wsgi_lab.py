@@ -1,0 +1,236 @@
+"""
+A laboratory for the WSGI engine: a `WSGIServer` on a socket of its own in this process, and clients of raw bytes.
+
+    lab.app(hello, "/hello")                        # what answers there
+    with lab.connect() as client:
+        client.send(b"GET /hello HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+        assert client.response().status == 200
+
+When it closes, it looks for threads and descriptors that were left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jumpstart_server.access import AccessLog
+from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.wsgi.pool import PoolThread
+from jumpstart_server.wsgi.server import WSGIServer
+from jumpstart_warmup.observe import Observer
+from tests.server.raw_http import PATIENCE, Client, Response, until
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Callable[[bytes], None]]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+def descriptors() -> dict[int, str]:
+    """The open descriptors of this process, and what they are."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # no Path object for each of thousands
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+        except OSError:
+            pass  # the folder's own
+    return found
+
+
+class Lab:
+    """One server; use it as a context manager. It listens at once, and accepts from `start` on."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings | None = None,
+        app: App | None = None,
+        *,
+        threads: int = 8,
+        uds: Path | None = None,
+        tls: tuple[Path, Path] | None = None,
+        access: AccessLog | None = None,
+        **more: Any,
+    ) -> None:
+        """*more* goes to `WSGIServer`."""
+        self._before = descriptors()
+        self._interval = sys.getswitchinterval()
+        self.apps: dict[str, App] = {}
+        self.held = 0  # connections with busy handlers that are there on purpose
+        self._numbers = itertools.count()
+        self.tls = tls is not None
+        context = None
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+        self.listener = socket.socket(socket.AF_UNIX if uds else socket.AF_INET, socket.SOCK_STREAM)
+        self.listener.bind(str(uds) if uds else ("127.0.0.1", 0))
+        self.listener.listen(1024)
+        self.address = self.listener.getsockname()
+        self.server = WSGIServer(
+            app or self._dispatch,
+            [self.listener],
+            settings or ConnectionSettings(),
+            threads=threads,
+            observer=Observer(),
+            tls=context,
+            access=access,
+            **more,
+        )
+        self.stopped = threading.Event()  # and every connection was closed
+        self._stopping = False
+        self.closed = False
+
+    def __enter__(self) -> Lab:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        self.server.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if kind is None:
+            assert self.stopped.wait(PATIENCE), f"{self.connections} connections are left"
+        self.close()
+
+    def stop(self) -> None:
+        """Begin to drain, as a worker does."""
+        if not self._stopping:
+            self._stopping = True
+            self.server.stop_accepting()
+            self.listener.close()
+            self.server.when_empty(self.stopped.set)
+
+    def close(self, timeout_s: float = PATIENCE) -> None:
+        """End the server; nothing of it may be left if its handlers end within that time."""
+        if self.closed:
+            return
+        self.closed = True
+        self.server.close(timeout_s)
+        until(lambda: not self.threads)
+        sys.setswitchinterval(self._interval)
+        until(lambda: not self.left_descriptors)
+
+    @property
+    def threads(self) -> list[str]:
+        """Names of the server's threads that live."""
+        return [
+            thread.name
+            for thread in threading.enumerate()
+            if isinstance(thread, PoolThread) and thread._pool is self.server.pool
+        ]
+
+    @property
+    def left_descriptors(self) -> list[str]:
+        """What is open now and was not before; temporary files are among them, which have no names."""
+        return [what for fd, what in descriptors().items() if fd not in self._before]
+
+    def _dispatch(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        return self.apps[environ["PATH_INFO"]](environ, start_response)
+
+    def app(self, app: App, path: str = "") -> str:
+        """Let *app* answer at a path of its own, which is returned."""
+        path = path or f"/{next(self._numbers)}"
+        self.apps[path] = app
+        return path
+
+    def connect(self) -> Client:
+        sock = socket.socket(self.listener.family if self.listener.fileno() >= 0 else socket.AF_INET)
+        sock.settimeout(PATIENCE)
+        sock.connect(self.address)
+        if self.tls:
+            context = ssl.create_default_context()
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            sock = context.wrap_socket(sock, suppress_ragged_eofs=False)
+        return Client(sock)
+
+    def ask(self, data: bytes) -> Response:
+        """One request on a connection of its own."""
+        with self.connect() as client:
+            client.send(data)
+            return client.response()
+
+    @property
+    def connections(self) -> int:
+        return len(self.server._all) - self.held
+
+    @property
+    def busy(self) -> int:
+        """Handlers that run."""
+        return self.server.stats().busy - self.held
+
+    @contextlib.contextmanager
+    def back_to_baseline(self) -> Iterator[None]:
+        """Connections, handlers and descriptors are as many afterwards as before."""
+        until(lambda: not self.connections and not self.busy)
+        before = len(descriptors())
+        yield
+        until(lambda: not self.connections and not self.busy)
+        until(lambda: len(descriptors()) <= before)
+
+
+class Gate:
+    """
+    An app that waits until it is opened.
+
+    Attributes:
+        entered: how many have come.
+    """
+
+    def __init__(self, then: App | None = None) -> None:
+        self.entered = 0
+        self._then = then or answer()
+        self._open = threading.Event()
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        self.entered += 1
+        assert self._open.wait(2 * PATIENCE)
+        return self._then(environ, start_response)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def answer(
+    body: bytes = b"hello\n",
+    status: str = "200 OK",
+    headers: list[tuple[str, str]] | None = None,
+    length: bool = True,
+) -> App:
+    """An app that always says the same."""
+    fields = list(headers or [])
+    if length:
+        fields.append(("Content-Length", str(len(body))))
+
+    def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        start_response(status, list(fields))
+        return [body]
+
+    return app
+
+
+def stream(*pieces: bytes) -> App:
+    """An app that gives its body piece by piece."""
+
+    def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        yield from pieces
+
+    return app
+
+
+def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Sends the request's body back."""
+    return answer(environ["wsgi.input"].read())(environ, start_response)
