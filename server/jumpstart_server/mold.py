@@ -10,6 +10,7 @@ exit is the supervisor's to collect, and the kernel ends it with the supervisor.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -17,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import NoReturn
 
 import msgspec
@@ -121,12 +123,24 @@ def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
     corpus = CorpusRecorder(settings.warm)
     recorders = RecorderSet([*load_recorders(settings.warm), corpus])
     booted = boot(settings, recorders, stopwatch)
-    worker.import_what_workers_need(booted.interface)
+    with _app_last(settings.app_dir):
+        worker.import_what_workers_need(booted.interface)
     # What the app may have changed for itself, and we rely on:
     keep_enabled()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, lambda *_: None)
     return booted, corpus
+
+
+@contextlib.contextmanager
+def _app_last(app_dir: str) -> Iterator[None]:
+    """Import ours while the app's modules come last: one that is called ``queue`` is not the one that we mean."""
+    before = list(sys.path)
+    sys.path[:] = [entry for entry in before if entry != app_dir] + [app_dir]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _fail(channel: BlockingChannel, code: ExitCode, text: str) -> NoReturn:

@@ -31,8 +31,6 @@ from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
 from jumpstart_server import system
 from jumpstart_server.access import AccessLog
-from jumpstart_server.asgi.server import ASGIServer, as_asgi3
-from jumpstart_server.asgi.streams import replace_in_starlette
 from jumpstart_server.engine import CANCEL_GRACE, Engine
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.logs import reopen_logs
@@ -55,7 +53,6 @@ from jumpstart_server.messages import (
     WorkerReady,
 )
 from jumpstart_server.warming import WarmupNotes, describe, is_rejected
-from jumpstart_server.wsgi.engine import WSGIEngine
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
 from jumpstart_warmup.inprocess import Outcome, WarmupResult, warm_asgi, warm_wsgi
 from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, normalise_path
@@ -68,8 +65,11 @@ STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which sur
 REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
 WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may take
 
-FOR_ALL_WORKERS = ("uvicorn.loops.uvloop", "uvloop")
+FOR_WSGI_WORKERS = ("uvloop", "jumpstart_server.wsgi.engine")
 FOR_ASGI_WORKERS = (
+    "uvloop",
+    "uvicorn.loops.uvloop",
+    "jumpstart_server.asgi.server",
     "anyio.to_thread",
     "anyio._backends._asyncio",  # what anyio imports at its first use in an event loop
     "jumpstart_server.asgi.threads",
@@ -79,9 +79,11 @@ FOR_ASGI_WORKERS = (
 
 def import_what_workers_need(interface: Interface) -> None:
     """Import in the mold, once and shared, what each worker would import by itself."""
-    for name in FOR_ALL_WORKERS if interface == "wsgi" else FOR_ALL_WORKERS + FOR_ASGI_WORKERS:
+    for name in FOR_WSGI_WORKERS if interface == "wsgi" else FOR_ASGI_WORKERS:
         importlib.import_module(name)
     if interface != "wsgi":
+        from jumpstart_server.asgi.streams import replace_in_starlette
+
         replace_in_starlette()
 
 
@@ -140,12 +142,17 @@ class _Worker:
         if booted.interface == "wsgi":
             self.app: Any = ObservedWSGI(booted.app, self.observer)
         else:
+            from jumpstart_server.asgi.server import as_asgi3
+
             self.app = ObservedASGI(as_asgi3(booted.app, booted.interface), self.observer)
         self.engine = self._make_engine(listeners)
 
     def _make_engine(self, listeners: list[socket.socket]) -> Engine:
         tenant = self.settings.tenant
+        # Each engine brings what the other does without: uvicorn here, the threads there.
         if self.booted.interface == "wsgi":
+            from jumpstart_server.wsgi.engine import WSGIEngine
+
             return WSGIEngine(
                 self.booted.app,
                 tenant,
@@ -155,9 +162,10 @@ class _Worker:
                 become_ready=self.become_ready,
                 stopped_accepting=lambda: self.channel.send(StoppedAccepting()),
             )
+        from jumpstart_server.asgi.server import ASGIServer
+
         return ASGIServer(
             self.app,
-            self.booted.interface,
             tenant,
             listeners,
             access=self._access_log(),

@@ -388,7 +388,9 @@ def test_more_streams_than_threads_all_go_on_and_let_others_in() -> None:
     run(main, threads=2)
 
 
-def test_a_quick_stream_leaves_the_loop_to_others() -> None:
+def test_a_stream_that_always_has_a_chunk_leaves_the_loop_to_others() -> None:
+    """A thread that keeps pace with its reader must not keep the loop for the two of them."""
+
     async def main(pool: Threads) -> int:
         turns = 0
 
@@ -399,13 +401,14 @@ def test_a_quick_stream_leaves_the_loop_to_others() -> None:
                 turns += 1
 
         task = asyncio.create_task(other())
-        await read(iterate(b"x" for _ in range(20_000)))
+        async for _ in iterate(b"x" for _ in range(20 * CHUNKS)):
+            time.sleep(0.0005)  # noqa: ASYNC251  # as a send does; the thread is quicker
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
         return turns
 
-    assert run(main) > 20_000 // CHUNKS // 2
+    assert run(main) >= 15
 
 
 # ---------------------------------------------------------------------------------------- in place of Starlette's

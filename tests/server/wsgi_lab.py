@@ -196,7 +196,7 @@ class Gate:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         self.entered += 1
-        assert self._open.wait(2 * PATIENCE)
+        assert self._open.wait(12 * PATIENCE)
         return self._then(environ, start_response)
 
     def open(self) -> None:

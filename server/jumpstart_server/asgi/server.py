@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 
@@ -19,13 +19,11 @@ from jumpstart_server.access import AccessLog
 from jumpstart_server.asgi.lifespan import Lifespan
 from jumpstart_server.asgi.protocol import JumpstartProtocol
 from jumpstart_server.asgi.proxied import ProxiedProtocol
+from jumpstart_server.asgi.threads import Threads
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.engine import CANCEL_GRACE, BecomeReady, PoolStats
 from jumpstart_server.logs import keep_enabled
 from jumpstart_server.settings import TenantSettings
-
-if TYPE_CHECKING:
-    from jumpstart_server.asgi.threads import Threads
 
 
 def as_asgi3(app: Any, interface: Interface) -> Any:
@@ -43,7 +41,6 @@ class ASGIServer:
     def __init__(
         self,
         app: Any,
-        interface: Interface,
         tenant: TenantSettings,
         listeners: list[socket.socket],
         *,
@@ -55,17 +52,15 @@ class ASGIServer:
         """
         Args:
             app: speaks ASGI 3, whatever the app behind it does.
-            interface: of the app behind it; a WSGI app has no lifespan and no WebSockets.
             listeners: bound, and listening when *become_ready* returns.
             access: where requests are logged, if they are.
             stopwatch: takes the time of the app's start-up.
         """
         self._listeners = listeners
-        is_wsgi = interface == "wsgi"
-        self._threads: Threads | None = None if is_wsgi else _threads(tenant.threads)
-        self._lifespan = Lifespan(app, "off" if is_wsgi else tenant.lifespan)
+        self._threads = Threads(tenant.threads)
+        self._lifespan = Lifespan(app, tenant.lifespan)
         self._server = _WarmServer(
-            _uvicorn_config(app, tenant, access, ws="none" if is_wsgi else "auto"),
+            _uvicorn_config(app, tenant, access),
             self._lifespan,
             become_ready,
             stopped_accepting,
@@ -78,8 +73,7 @@ class ASGIServer:
 
     async def serve(self) -> None:
         """As of `Engine`."""
-        if self._threads is not None:
-            self._threads.install()
+        self._threads.install()
         await self._server.serve(self._listeners)
         if self._lifespan.failure:
             raise AppShutdownError(f"the app's lifespan shut-down failed\n{self._lifespan.failure}")
@@ -90,13 +84,7 @@ class ASGIServer:
 
     def stats(self) -> PoolStats:
         """As of `Engine`."""
-        return PoolStats() if self._threads is None else self._threads.stats()
-
-
-def _threads(limit: int) -> Threads:
-    from jumpstart_server.asgi.threads import Threads  # brings anyio, which WSGI does without
-
-    return Threads(limit)
+        return self._threads.stats()
 
 
 class _Config(uvicorn.Config):
@@ -106,13 +94,13 @@ class _Config(uvicorn.Config):
     jumpstart_access: AccessLog | None
 
 
-def _uvicorn_config(app: Any, tenant: TenantSettings, access: AccessLog | None, *, ws: Any) -> _Config:
+def _uvicorn_config(app: Any, tenant: TenantSettings, access: AccessLog | None) -> _Config:
     config = _Config(
         app,
         interface="asgi3",
         loop="none",
         http=JumpstartProtocol if tenant.proxy_protocol == "off" else ProxiedProtocol,
-        ws=ws,
+        ws="auto",
         lifespan="off",  # ours takes its place
         log_config=None,
         access_log=False,

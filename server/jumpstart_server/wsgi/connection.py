@@ -23,7 +23,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from jumpstart_server.http1 import RequestHead, RequestParser
+from jumpstart_server.http1 import Event, RequestHead, RequestParser
 from jumpstart_server.wsgi import syscalls
 from jumpstart_server.wsgi.body import BodyReader
 from jumpstart_server.wsgi.deadlines import GONE, NEVER
@@ -71,6 +71,7 @@ class Connection:
         gone_at: when an event said that the client sends no more; 0.0 if none did.
         head, body, length: of the request that is coming.
         reader: the body, where the handler reads it from the socket.
+        parsed: of the next request, which came behind the last one.
         preface: what has come of a PROXY header.
         began: when it was opened, or the first byte of a request came.
         seen: the bytes that the last request came in, if they were few.
@@ -88,6 +89,7 @@ class Connection:
         "fresh",
         "gone_at",
         "head",
+        "is_cut",
         "is_tls",
         "known",
         "known_environ",
@@ -96,6 +98,7 @@ class Connection:
         "length",
         "local",
         "look_at",
+        "parsed",
         "parser",
         "peer",
         "phase",
@@ -121,9 +124,11 @@ class Connection:
         proxies = server.settings.proxies
         self.trusted = proxies is not None and proxies.trusts(None if peer is None else peer[0])
         self.is_tls = tls
+        self.is_cut = False
         self.preface = b""
         self.began = now
         self.reader: BodyReader | None = None
+        self.parsed: list[Event] = []
         self.parser = RequestParser(server.settings.limits, server.settings.header_map)
         self.phase: Phase = IDLE
         self.fresh = True
@@ -254,20 +259,22 @@ class Connection:
 
     def has_left(self) -> bool:
         """Whether the client, of whom an event said that it sends no more, can be taken for gone."""
-        if time.monotonic() - self.gone_at < DISCONNECT_GRACE:
+        now = time.monotonic()
+        if now - self.gone_at < DISCONNECT_GRACE:
             return False
         try:
-            if self.is_tls:
+            if self.is_tls or self.sock.family != socket.AF_UNIX:  # also where requests lie there that nobody has read
                 info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
                 left = info[0] in TCP_CLOSE_STATES
             else:
                 left = self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except SOFT:
-            left = False  # the event was about a connection that had this descriptor before
+            self.gone_at = 0.0  # the event was about a connection that had this descriptor before
+            return False
         except OSError:
-            left = True
+            return True
         if not left:
-            self.gone_at = 0.0
+            self.gone_at = now  # there is another request before the end
         return left
 
     def send(self, data: bytes) -> None:
@@ -334,6 +341,7 @@ class Connection:
 
     def reset_on_close(self) -> None:
         """Let the close be a reset, which nobody takes for the end of a body; what is not sent yet is lost."""
+        self.is_cut = True
         try:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         except OSError:
@@ -344,7 +352,7 @@ class Connection:
         self.deadline = GONE
         self.known = None
         self.drop_body()
-        if self.is_tls:
+        if self.is_tls and not self.is_cut:  # a good-bye would say that the body was whole
             self.say_goodbye()
         try:
             self.sock.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +40,10 @@ class WSGIEngine:
             listeners: bound, and listening when *become_ready* returns.
 
         Raises:
-            ConfigError: certificate or key cannot be used.
+            ConfigError: certificate or key cannot be used, or this is not Linux.
         """
+        if sys.platform != "linux":
+            raise ConfigError("WSGI apps are served on Linux only: the server is built on epoll")
         self.started = False
         self._tenant = tenant
         self._become_ready = become_ready

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from jumpstart.context import RequestContext, enter
 from jumpstart.errors import JumpstartError
 from jumpstart_server.http1 import (
+    DefaultFields,
     ParseError,
     RequestHead,
     ResponseError,
@@ -42,8 +44,28 @@ JOIN_BYTES = 64 * 1024  # up to here head and body are joined for one write
 KNOWN_STARTS = 512
 KNOWN_START_BYTES = 512
 
-# What an app passed to start_response, checked and encoded; handlers say the same again and again.
-_known_starts: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[int, bytes, tuple[Field, ...]]] = {}
+KNOWN_HEADS = 64
+
+
+class Start:
+    """
+    What an app passed to start_response, checked and encoded. Handlers say the same again and again.
+
+    Attributes:
+        known: the heads that answers of 200 to an ordinary request had this second, by the length of their body, and
+            the default fields that they have. Replaced as one, so that the two belong together for any thread.
+    """
+
+    __slots__ = ("fields", "known", "reason", "status")
+
+    def __init__(self, status: int, reason: bytes, fields: tuple[Field, ...]) -> None:
+        self.status = status
+        self.reason = reason
+        self.fields = fields
+        self.known: tuple[DefaultFields | None, dict[int, bytes]] = (None, {})
+
+
+_known_starts: dict[tuple[str, tuple[tuple[str, str], ...]], Start] = {}
 _warned_of: set[bytes] = set()
 
 
@@ -61,6 +83,7 @@ class Exchange:
         broken: nothing more may be sent over it.
         began: seconds of the monotonic clock, when the handler was called.
         queued: seconds that the request waited for a thread.
+        sending: seconds in calls that send, which may wait for the client and for the GIL.
         rule: the route that Werkzeug found, if it did.
     """
 
@@ -69,10 +92,12 @@ class Exchange:
     must_close = False
     broken = False
     queued = 0.0
+    sending = 0.0
     rule: str | None = None
     answer = b""  # of our own, where the app gave none
-    _start: tuple[int, bytes, tuple[Field, ...]] | None = None
+    _start: Start | None = None
     _framer: ResponseFramer | None = None
+    _sent = 0  # bytes of a body without a framer
     _complete = False  # the response has gone out whole
     _over = False
 
@@ -89,12 +114,12 @@ class Exchange:
     @property
     def sent_bytes(self) -> int:
         """Of the body, given out so far."""
-        return self._framer.sent_bytes if self._framer is not None else body_size(self.answer)
+        return self._framer.sent_bytes if self._framer is not None else self._sent or body_size(self.answer)
 
     @property
     def response_fields(self) -> tuple[Field, ...]:
         """What the app gave to start_response."""
-        return self._start[2] if self._start is not None else ()
+        return self._start.fields if self._start is not None else ()
 
     # ------------------------------------------------------------------ the server's side
 
@@ -151,8 +176,18 @@ class Exchange:
     def _send_whole(self, body: bytes) -> None:
         if type(body) is not bytes:
             raise _not_bytes(body)
+        size = len(body)
+        start = self._start
         framer = self._framer
         if framer is None:
+            if start is not None:
+                defaults, heads = start.known
+                known = heads.get(size)
+                if known is not None and defaults is self.connection.server.default_fields and self._is_ordinary():
+                    self._send(known + body)
+                    self._sent = size
+                    self._complete = True
+                    return
             head = self._head(len(body)) if self.head.method != "HEAD" else self._head_alone(len(body))
             framer = self._framer
             assert framer is not None
@@ -166,9 +201,35 @@ class Exchange:
                         self._send(piece)
             else:
                 self._send(head)
-        elif body:  # after write()
+            self._end()
+            if start is not None and framer.takes_body and size <= JOIN_BYTES:
+                self._remember(start, size, head)
+            return
+        if body:  # after write()
             self._chunk(body)
         self._end()
+
+    def _is_ordinary(self) -> bool:
+        """Whether nothing but the app's words decides what the head of the response is."""
+        request = self.head
+        connection = self.connection
+        return (
+            request.keep_alive
+            and request.http_version == "1.1"
+            and request.method != "HEAD"
+            and connection.reader is None
+            and connection.server.keeps_connections
+        )
+
+    def _remember(self, start: Start, size: int, head: bytes) -> None:
+        framer = self._framer
+        assert framer is not None
+        if framer.must_close or framer.surplus_bytes or not self._is_ordinary():
+            return
+        defaults = self.connection.server.default_fields
+        if start.known[0] is not defaults or len(start.known[1]) >= KNOWN_HEADS:
+            start.known = (defaults, {})
+        start.known[1][size] = head
 
     def _send_parts(self, parts: Iterable[bytes], size: int) -> None:
         """Large pieces that are all there already: as `_send_whole`, without a copy."""
@@ -235,13 +296,12 @@ class Exchange:
         connection = self.connection
         request = self.head
         framer = ResponseFramer(request.method, request.http_version, request.keep_alive and connection.may_stay())
-        status, reason, fields = start
         head = framer.head(
-            status,
-            fields,
-            reason=reason,
+            start.status,
+            start.fields,
+            reason=start.reason,
             body_length=body_length,
-            defaults=connection.server.defaults(),
+            defaults=connection.server.default_fields,
             keep_alive_timeout_s=connection.server.told_keep_alive_s,
         )
         self._framer = framer
@@ -258,13 +318,14 @@ class Exchange:
         Apps may also leave it out; an empty body says nothing about the one that GET has.
         """
         start = self._start
-        if body_length and start is not None and start[0] not in (204, 304):
-            status, reason, fields = start
-            if all(name.lower() != b"content-length" for name, _ in fields):
-                self._start = status, reason, (*fields, (b"Content-Length", b"%d" % body_length))
+        has_length = start is None or any(name.lower() == b"content-length" for name, _ in start.fields)
+        if body_length and start is not None and start.status not in (204, 304) and not has_length:
+            length = (b"Content-Length", b"%d" % body_length)
+            self._start = Start(start.status, start.reason, (*start.fields, length))
         return self._head(None)
 
     def _chunk(self, chunk: bytes) -> None:
+        self.connection.server.steps += 1  # not exact, and need not be
         framer = self._framer
         if framer is None:
             head = self._head(None)
@@ -281,11 +342,13 @@ class Exchange:
             self._send(piece)
 
     def _send(self, data: bytes) -> None:
+        began = monotonic()
         try:
             self.connection.send(data)
         except OSError as error:
             self.broken = True
             raise ClientGoneError("the client has left") from error
+        self.sending += monotonic() - began
 
     def _end(self) -> None:
         framer = self._framer
@@ -335,12 +398,14 @@ class Exchange:
         self.status = status
         framer = self._framer
         if framer is None:
-            defaults = self.connection.server.defaults()
+            defaults = self.connection.server.default_fields
             self.answer = error_response(status, reason, method=self.head.method, defaults=defaults)
             try:
                 self._send(self.answer)
             except ClientGoneError:
-                pass
+                self.answer = b""
+                if status < 500:
+                    self.status = CLIENT_CLOSED  # it was the client's doing
         else:
             framer.abort()
             self.broken = framer.ends_with_close  # a close would look like the end
@@ -377,7 +442,7 @@ class Exchange:
         if start is None:
             start = _encode(key)
         self._start = start
-        self.status = start[0]
+        self.status = start.status
         if self.rule is None:
             # Flask takes its request out of the environ before the iterable is closed; here it still is.
             self.rule = werkzeug_rule(self.environ, self.connection.server.script_name)
@@ -408,7 +473,7 @@ class Exchange:
             self._send(self._head(None))
 
 
-def _encode(key: tuple[str, tuple[tuple[str, str], ...]]) -> tuple[int, bytes, tuple[Field, ...]]:
+def _encode(key: tuple[str, tuple[tuple[str, str], ...]]) -> Start:
     status, headers = key
     code, reason = encode_status(status)
     if code < 200 or code > 599:
@@ -416,7 +481,7 @@ def _encode(key: tuple[str, tuple[tuple[str, str], ...]]) -> tuple[int, bytes, t
     fields = tuple(encode_fields(headers))
     # Checks names and values; the exception belongs into the app, which may answer it.
     ResponseFramer("GET").head(code, fields, reason=reason)
-    start = code, reason, fields
+    start = Start(code, reason, fields)
     if _is_worth_knowing(fields):
         if len(_known_starts) >= KNOWN_STARTS:
             _known_starts.clear()

@@ -43,7 +43,7 @@ class FileWrapper:
         except (AttributeError, OSError, ValueError, TypeError):
             return None
         # A wrapper may hand out other bytes than its file's: gzip.GzipFile has the fileno of the compressed one.
-        inner = getattr(filelike, "file", None) if type(filelike).__module__ == "tempfile" else filelike
+        inner: Any = getattr(filelike, "file", None) if type(filelike).__module__ == "tempfile" else filelike
         if type(inner) in (io.BufferedReader, io.BufferedRandom):
             inner = inner.raw
         if type(inner) is not io.FileIO or not inner.readable():

@@ -31,7 +31,7 @@ class Paces:
         return seconds is not None and seconds < QUICK
 
     def note(self, key: Key, seconds: float) -> None:
-        """A request took so long, in seconds, from the call of the app to its last byte."""
+        """A request took so long, in seconds, without the time in which its answer was sent."""
         times = self._seconds
         before = times.get(key)
         if before is None:
@@ -44,23 +44,44 @@ class Paces:
         # Two threads may do this at once; one of the two times is lost, and nobody misses it.
         times[key] = before + (seconds - before) * (DOWN if seconds < before else UP)
 
+    def note_overdue(self, key: Key) -> None:
+        """A request of this kind takes long just now."""
+        self._seconds[key if key in self._seconds else _folder(key)] = 10 * QUICK
+
 
 def _folder(key: Key) -> Key:
     method, path = key
     return method, path[: path.rfind(b"/") + 1] + b"*"  # no path has a bare star and a folder's name
 
 
-def switch_interval(cpu_per_step_s: float) -> float:
+LONG = 0.05  # seconds
+SHORT = 0.005  # Python's default
+CALM = 1.0  # seconds without a handler that computes, after which the interval is long again
+LAG = 0.004
+
+
+class SwitchInterval:
     """
-    How long, in seconds, a thread may hold the GIL while others ask for it (`sys.setswitchinterval`).
+    How long a thread may hold the GIL while others ask for it (`sys.setswitchinterval`).
 
     Each waiting thread asks again after that time. With hundreds of threads that wait and compute little, asking is
-    most of what they do, and the longer the interval the better: 50 ms served 1.3 to 2 times as much as Python's 5 ms.
-    A handler that computes for long keeps all others out for as long, so the more a step computes, the shorter.
-
-    Args:
-        cpu_per_step_s: CPU time of the process, divided by what it did in it: requests and chunks of streams.
+    most of what they do: the longer the interval the better. A handler that computes for long keeps all others out for
+    as long: the shorter the better. So it is long until somebody computes. The sign of that is that a thread which asks
+    for the GIL does not get it while nothing is done: no request ends, no chunk of a stream is sent. (CPU time per
+    request is no sign. Where the interval is too short it grows by the switching, and the interval would stay short.)
     """
-    if cpu_per_step_s <= 0.0005:
-        return 0.05
-    return max(0.005, 0.05 * 0.0005 / cpu_per_step_s)
+
+    def __init__(self) -> None:
+        self._short_until = 0.0
+
+    def look(self, now: float, lag_s: float, moved: bool) -> float:
+        """
+        What the interval should be, in seconds.
+
+        Args:
+            lag_s: how long a thread has just waited for the GIL, in seconds.
+            moved: whether anything was done meanwhile.
+        """
+        if lag_s > LAG and not moved:
+            self._short_until = now + CALM
+        return SHORT if now < self._short_until else LONG

@@ -22,12 +22,13 @@ Counts are changed under one lock, which is never held during a system call.
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from jumpstart_server.engine import PoolStats
 from jumpstart_server.wsgi.syscalls import Calls
@@ -37,8 +38,9 @@ logger = logging.getLogger(__name__)
 IDLE_TIME = 30.0  # seconds that a thread is parked before it ends
 TICK = 0.005  # seconds between the keeper's looks while there is traffic
 RESTLESS = 1.0  # seconds without traffic after which it looks no more, until it is woken
-MAX_EVENTS = 16  # taken at once
-MAX_POLLING = 4
+MAX_EVENTS = 64  # taken at once
+LIVELY = 1000.0  # handlers a second that return; then events are found soon enough by those who return
+MAX_WAITING = 1  # threads that wait for events, or are about to
 SATURATED_POLL = 0.02  # seconds that the keeper waits for events when it is the only one to do so
 
 
@@ -50,6 +52,15 @@ class Crew(Protocol):
 
     def next_job(self, thread: PoolThread) -> bool:
         """Run a whole request that waits, if there is one."""
+
+    def has_job(self) -> bool:
+        """Whether there is one. Called under the pool's lock: it must only look."""
+
+    def overdue(self, job: Any) -> None:
+        """A job that was thought to be quick is not."""
+
+    def note_lag(self, now: float, lag_s: float) -> None:
+        """The keeper waited so long for the GIL, in seconds."""
 
     def tick(self, now: float, restless: bool) -> float:
         """
@@ -122,12 +133,16 @@ class ThreadPool:
         self._parked: list[PoolThread] = []
         self._seeking = 0
         self._polling = 0
+        self._returns = 0  # from handlers that took long, since the keeper's last look
+        self._lively = False  # so many that no thread need wait for events
+        self._looked_at = 0.0
         self._busy = 0
         self._peak = 0
         self._numbers = 0
         self._stopping = False
         self._saturated = False
-        self._keeper_polls = False
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes one of those that poll
+        epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
         self._restless_until = 0.0
         self._keeper_sleeps = False
         self._keeper = PoolThread(self, 0, Calls(epoll, MAX_EVENTS), self._keep)
@@ -141,25 +156,34 @@ class ThreadPool:
             RuntimeError: the system has no thread to give.
         """
         with self._lock:
-            self._start_thread()
+            first = self._new_thread()
+        self._start(first)
         self._keeper.start()
 
     def stop(self, timeout_s: float) -> bool:
         """
         End the threads that run nothing, and the others when they are done; wait up to *timeout_s* for them.
 
-        The epoll must report something readable for ever, so that who polls wakes. Returns whether all have ended.
+        Returns whether all have ended. Requests and events that wait are left.
         """
         with self._lock:
             self._stopping = True
+            self._seeking += len(self._parked)
             for thread in self._parked:
                 thread.bell.release()
             self._parked.clear()
             self._ring_keeper()
+        self._epoll.modify(self._alarm, select.EPOLLIN)  # no edges any more: it wakes all who poll, for ever
+        os.eventfd_write(self._alarm, 1)
+        with self._lock:
             self._ended.wait_for(lambda: not self._threads, timeout_s)
             left = len(self._threads)
-        self._keeper.join(timeout_s or 0.1)
-        return not left
+        if self._keeper.ident is not None:
+            self._keeper.join(timeout_s or 0.1)
+        if left or self._keeper.is_alive():
+            return False
+        os.close(self._alarm)
+        return True
 
     def stats(self, *, waiting: int = 0, oldest_wait_s: float = 0.0) -> PoolStats:
         """The counts, exact at this moment; what waits is the crew's to know."""
@@ -190,10 +214,13 @@ class ThreadPool:
 
     def turn_busy(self, me: PoolThread) -> None:
         """The calling thread is about to do something that may take long."""
+        fresh = None
         with self._lock:
             if not me.busy:
                 self._count_busy(me)
-                self._attend()
+                fresh = self._attend()
+        if fresh is not None:
+            self._start(fresh)
 
     def turn_seeking(self, me: PoolThread) -> None:
         """The calling thread has done it."""
@@ -203,8 +230,19 @@ class ThreadPool:
     def job_waits(self) -> None:
         """There is a whole request for `Crew.next_job`."""
         with self._lock:
-            if not self._seeking:
-                self._wake_one()
+            fresh = None if self._seeking else self._wake_one()
+        if fresh is not None:
+            self._start(fresh)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether there are events that no thread has taken yet."""
+        return bool(self._events)
+
+    def stir(self) -> None:
+        """See to it that the keeper does not sleep. From any thread; those of the pool need not."""
+        with self._lock:
+            self._stir()
 
     def post(self, fd: int, events: int) -> None:
         """Have a thread look at *fd* as if an event had come. From any thread."""
@@ -225,44 +263,46 @@ class ThreadPool:
             me.busy = False
             self._busy -= 1
             self._seeking += 1
+            self._returns += 1
             self._saturated = False
             self.crowded = self._seeking + self._busy > 1
+            if self._keeper_sleeps:
+                self._stir()
 
-    def _attend(self) -> None:
-        """See to it that somebody takes the next event."""
+    def _attend(self) -> PoolThread | None:
+        """See to it that somebody takes the next event; as `_wake_one`."""
         self.crowded = self._seeking + self._busy > 1
-        if self._seeking or (self._polling and not self._events):
-            return
-        self._wake_one()
+        if self._lively and not self._events and not self._crew.has_job():
+            return None  # the next one to return will look
+        if self._seeking or (self._polling and not self._events and not self._crew.has_job()):
+            return None
+        return self._wake_one()
 
-    def _wake_one(self) -> None:
+    def _wake_one(self) -> PoolThread | None:
+        """Wake a thread; where a new one is needed, return it: the caller starts it when it has let go of the lock."""
         if self._parked:
             self._seeking += 1
             self._parked.pop().bell.release()
-        elif len(self._threads) < self.size and self._start_thread():
-            pass
-        elif not self._polling:
+        elif self._polling:
+            os.eventfd_write(self._alarm, 1)
+        elif len(self._threads) < self.size and not self._stopping:
+            return self._new_thread()
+        else:
             self._saturated = True
             self._ring_keeper()
+        return None
 
-    def _start_thread(self) -> bool:
-        if self._stopping:
-            return False
+    def _new_thread(self) -> PoolThread:
         self._numbers += 1
         thread = PoolThread(self, self._numbers, Calls(self._epoll, MAX_EVENTS), self._work)
         self._threads[self._numbers] = thread
         self._seeking += 1
-        try:
-            thread.start()
-        except RuntimeError:
-            del self._threads[thread.number]
-            self._seeking -= 1
-            if not self._threads:
-                raise
-            logger.error("the system has no thread to give; going on with %d of %d", len(self._threads), self.size)
-            self.size = len(self._threads)
-            return False
-        return True
+        return thread
+
+    def _stir(self) -> None:
+        # In this order with its own look under the lock: it sees the time, or we see it sleep.
+        self._restless_until = self._clock() + RESTLESS
+        self._ring_keeper()
 
     def _ring_keeper(self) -> None:
         if self._keeper_sleeps:
@@ -271,16 +311,37 @@ class ThreadPool:
 
     # ------------------------------------------------------------------ a thread
 
+    def _start(self, thread: PoolThread) -> None:
+        """
+        Start a thread that is counted already.
+
+        Raises:
+            RuntimeError: the system has no thread to give, and there is none.
+        """
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                del self._threads[thread.number]
+                self._seeking -= 1
+                left = len(self._threads)
+                if left:
+                    self.size = left
+                    self._attend()  # which starts no other one now
+            if not left:
+                raise
+            logger.error("the system has no thread to give; going on with %d", left)
+
     def _work(self, me: PoolThread) -> None:
         crew = self._crew
         events = self._events
         try:
-            while True:
+            while not self._stopping:
                 if me.busy:
                     self.turn_seeking(me)
+                if crew.next_job(me):
+                    continue
                 try:
-                    if crew.next_job(me):
-                        continue
                     fd, mask = events.popleft()
                 except IndexError:
                     if not self._look(me):
@@ -303,29 +364,34 @@ class ThreadPool:
             if self._stopping:
                 return False
             self._count_seeking(me)
-            if self._events:
+            if self._events or self._crew.has_job():  # which came since, and whose bringer saw that we seek
                 return True
             self._seeking -= 1
             self.crowded = self._seeking + self._busy > 1
-            park = self._polling >= MAX_POLLING
+            # One is enough: others would be woken while it works, and wait for the GIL with what they took.
+            park = self._lively or self._polling + self._seeking >= MAX_WAITING
             if park:
                 self._parked.append(me)
             else:
+                patience = IDLE_TIME if self._polling else -1  # one stays
                 self._polling += 1
         if park:
             return self._park(me)
+        found = []
         try:
-            found = self._epoll.poll(-1, MAX_EVENTS)
+            found = self._epoll.poll(patience, MAX_EVENTS)
         finally:
             with self._lock:
                 self._polling -= 1
                 self._seeking += 1
                 self.crowded = self._seeking + self._busy > 1
-                if self._keeper_sleeps:
-                    self._ring_keeper()
-        self._restless_until = self._clock() + RESTLESS
+                if found:
+                    self._restless_until = self._clock() + RESTLESS
+                    if self._keeper_sleeps:
+                        self._ring_keeper()
+                is_spare = not found and self._polling > 0
         self._events.extend(found)
-        return not self._stopping
+        return not self._stopping and not is_spare
 
     def _park(self, me: PoolThread) -> bool:
         """Sleep until woken; false when nobody did."""
@@ -346,9 +412,11 @@ class ThreadPool:
             else:
                 self._seeking -= 1
             self._threads.pop(me.number, None)
-            if not self._stopping:
-                self._attend()
+            self._saturated = False
+            fresh = None if self._stopping else self._attend()
             self._ended.notify_all()
+        if fresh is not None:
+            self._start(fresh)
 
     # ------------------------------------------------------------------ the keeper
 
@@ -356,9 +424,10 @@ class ThreadPool:
         next_tick = 0.0
         while not self._stopping:
             now = self._clock()
-            restless = now < self._restless_until
+            restless = now < self._restless_until or self._seeking > 0
             try:
                 if now >= next_tick:
+                    next_tick = now + RESTLESS  # should it fail
                     next_tick = self._crew.tick(now, restless)
                 self._watch(now)
                 if self._saturated:
@@ -367,10 +436,13 @@ class ThreadPool:
             except Exception:
                 logger.critical("internal error in the keeper; it goes on", exc_info=True)
             if restless:
+                began = self._clock()
                 time.sleep(TICK)
+                ended = self._clock()
+                self._crew.note_lag(ended, ended - began - TICK)
                 continue
             with self._lock:
-                if self._stopping or self._saturated:
+                if self._stopping or self._saturated or self._seeking or self._clock() < self._restless_until:
                     continue
                 self._keeper_sleeps = True
             if me.bell.acquire(timeout=min(max(next_tick - now, TICK), 3600.0)):
@@ -384,11 +456,21 @@ class ThreadPool:
 
     def _watch(self, now: float) -> None:
         """Count quick handlers that are not quick as busy; wake somebody when nobody waits for events."""
+        slow = []
         with self._lock:
-            for thread in self._threads.values():
-                if thread.quick and not thread.busy and thread.job is not None and now - thread.began > TICK:
+            self._lively = self._returns > LIVELY * (now - self._looked_at)
+            self._returns = 0
+            self._looked_at = now
+            for thread in self._threads.values() if self._seeking else ():
+                job = thread.job
+                if thread.quick and not thread.busy and job is not None and now - thread.began > TICK:
                     self._count_busy(thread)
-            self._attend()
+                    slow.append(job)
+            fresh = self._attend()
+        if fresh is not None:
+            self._start(fresh)
+        for job in slow:
+            self._crew.overdue(job)
 
     def _read_ahead(self, me: PoolThread) -> None:
         """All threads are busy: read requests into the queue, and notice who leaves."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextvars
 import errno
 import logging
-import os
 import select
 import socket
 import ssl
@@ -77,7 +76,9 @@ class WSGIServer:
         script_name: the path prefix that a proxy strips.
         keeps_connections: false while it drains, or where keep-alive is off.
         told_keep_alive_s: what clients are told about it, in whole seconds; 0 says nothing.
+        default_fields: what each response says besides, Date above all; another object each second.
         refusals: where clients that got no service are logged.
+        steps: requests and chunks of streams so far; about.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class WSGIServer:
         self._context = contextvars.copy_context()
         self._listeners: dict[int, socket.socket] = {sock.fileno(): sock for sock in listeners}
         self._epoll = select.epoll()
-        self._bell, self._ringer = os.pipe()
         self.pool = ThreadPool(threads, self._epoll, self)
+        self._accepting = threading.Lock()  # held from the accept until the connection is in the tables
         self._idle: dict[int, Connection] = {}  # that nobody owns
         self._all: dict[int, Connection] = {}
         self._queue: deque[Connection] = deque()  # whole requests that wait for a thread
@@ -133,11 +134,12 @@ class WSGIServer:
         self._when_empty: Callable[[], None] | None = None
         self._accept_again = NEVER
         self._date_until = 0.0
-        self._defaults = DefaultFields()
+        self.default_fields = DefaultFields()
         self._warned_at = -BUSY_WARNING_PAUSE
-        self._steps = 0
-        self._cpu = time.process_time()
-        self._adapted_at = 0.0
+        self.steps = 0
+        self._steps_before = 0
+        self._interval = pace.SwitchInterval()
+        self._interval_set = 0.0
 
     # ------------------------------------------------------------------ start and end
 
@@ -148,6 +150,7 @@ class WSGIServer:
         Raises:
             RuntimeError: the system has no thread to give.
         """
+        self.note_lag(self._clock(), 0.0)
         self.pool.start()
         for fd, sock in self._listeners.items():
             sock.setblocking(False)
@@ -164,18 +167,23 @@ class WSGIServer:
                 pass
             while self._accept(fd):
                 pass
-        self._listeners.clear()
-        now = self._clock()
-        for connection in list(self._idle.values()):
-            if connection.phase == IDLE:
-                self._hurry(connection, now)
+        with self._accepting:  # so that no thread is in the middle of an accept
+            self._listeners.clear()
+        self._hurry(self._clock())
+        self.pool.stir()
 
-    def _hurry(self, connection: Connection, now: float) -> None:
-        """Give an idle connection a moment for a request that is on its way."""
-        if self._idle.pop(connection.fd, None) is connection:
-            connection.deadline = min(connection.deadline, now + SECOND_LOOK)
-            self._deadlines.watch(connection, now)
-            self._return(connection)
+    def _hurry(self, now: float) -> None:
+        """Give connections without a request a moment for one that is on its way."""
+        for connection in list(self._idle.values()):
+            phase = connection.phase
+            if phase != IDLE and phase != PREFACE:
+                continue
+            deadline = now + (SECOND_LOOK if phase == IDLE else LAST_LOOK)
+            if connection.deadline > deadline and self._own(connection):
+                if connection.phase == phase:
+                    connection.deadline = min(connection.deadline, deadline)
+                    self._deadlines.watch(connection, now)
+                self._return(connection)
 
     def when_empty(self, callback: Callable[[], None]) -> None:
         """Have *callback* called, from any thread, when the last connection is closed; after `stop_accepting`."""
@@ -184,25 +192,24 @@ class WSGIServer:
             callback()
 
     def close(self, timeout_s: float) -> None:
-        """Close every connection that nobody owns; end the threads; wait up to *timeout_s* for handlers."""
-        os.write(self._ringer, b"!")
-        self._epoll.register(self._bell, select.EPOLLIN)
+        """End the threads, wait up to *timeout_s* for handlers, and close every connection that nobody owns."""
         ended = self.pool.stop(timeout_s)
+        while self._queue:
+            try:
+                connection = self._queue.popleft()
+            except IndexError:
+                break  # a thread has taken it, whose last request it will be
+            if self._answer(connection, 503, "the server stops", connection.head):
+                self._close(connection)
         for connection in list(self._idle.values()):
-            if self._idle.pop(connection.fd, None) is connection:
+            if self._own(connection):
                 self._close(connection)
         if ended:
             for connection in list(self._all.values()):
                 self._close(connection)
             self._epoll.close()
-            os.close(self._bell)
-            os.close(self._ringer)
 
     # ------------------------------------------------------------------ what requests ask
-
-    def defaults(self) -> DefaultFields:
-        """Fields of each response."""
-        return self._defaults
 
     def base_environ(self, connection: Connection) -> Environ:
         """What all requests of a connection have in common."""
@@ -232,24 +239,27 @@ class WSGIServer:
 
     def _accept(self, fd: int) -> bool:
         """Accept some of the connections that wait at a listener; whether there may be more."""
-        listener = self._listeners.get(fd)
-        if listener is None:
-            return False
         for _ in range(ACCEPTS):
-            try:
-                sock, peer = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return False
-            except OSError as error:
-                if error.errno in NO_DESCRIPTORS:
-                    logger.error("cannot accept connections: %s; trying again in %.0f s", error, ACCEPT_PAUSE)
-                    self._pause_accepting(fd)
-                return False
-            try:
-                self._open(sock, None if sock.family == socket.AF_UNIX else (str(peer[0]), peer[1]))
-            except OSError as error:  # it was reset meanwhile, or the epoll is full
-                logger.debug("a connection was lost as it was accepted: %s", error)
-                sock.close()
+            with self._accepting:
+                listener = self._listeners.get(fd)
+                if listener is None:
+                    return False
+                try:
+                    sock, peer = listener.accept()
+                except (InterruptedError, ConnectionAbortedError):
+                    continue
+                except BlockingIOError:
+                    return False
+                except OSError as error:
+                    if error.errno in NO_DESCRIPTORS:
+                        logger.error("cannot accept connections: %s; trying again in %.0f s", error, ACCEPT_PAUSE)
+                        self._pause_accepting(fd)
+                    return False
+                try:
+                    self._open(sock, None if sock.family == socket.AF_UNIX else (str(peer[0]), peer[1]))
+                except OSError as error:  # it was reset meanwhile, or the epoll is full
+                    logger.debug("a connection was lost as it was accepted: %s", error)
+                    sock.close()
         return True
 
     def _open(self, sock: socket.socket, peer: Address | None) -> None:
@@ -263,24 +273,24 @@ class WSGIServer:
         if has_header:
             senders = settings.proxy_senders
             if senders is None or not senders.trusts(None if peer is None else peer[0]):
-                self.refusals.note(peer, "may not connect with a PROXY header")
+                self.refusals.note(peer, "the peer may not speak the PROXY protocol (--proxy-allow-from)")
                 sock.close()
                 return
         if self._tls is not None:
+            sock.getpeername()  # raises where the client has left; wrap_socket would raise too, and leave it open
             sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         connection = Connection(self, sock, peer, now, tls=self._tls is not None)
         if has_header or connection.is_tls:
             connection.phase = PREFACE
-        fd = connection.fd
-        self._all[fd] = connection
+        # It is ours until it is put back: an event of one that had its descriptor before may come at any time.
+        self._all[connection.fd] = connection
         self._deadlines.watch(connection, now)
-        self._idle[fd] = connection
         try:
-            self._epoll.register(fd, READ)
+            self._epoll.register(connection.fd, READ)
         except OSError:
-            self._idle.pop(fd, None)
-            self._all.pop(fd, None)
+            self._close(connection)
             raise
+        self._return(connection)
 
     def _pause_accepting(self, fd: int) -> None:
         if self._draining:
@@ -293,22 +303,38 @@ class WSGIServer:
 
     def _accept_anew(self) -> None:
         self._accept_again = NEVER
-        for fd in list(self._listeners):
-            try:
-                self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-            except FileExistsError:
-                pass
+        with self._accepting:
+            for fd in () if self._draining else list(self._listeners):
+                try:
+                    self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+                except FileExistsError:
+                    pass
+
+    def _own(self, connection: Connection) -> bool:
+        """Become the owner of a connection, if nobody is and it is not closed."""
+        found = self._idle.pop(connection.fd, None)
+        if found is connection:
+            return True
+        if found is not None:  # it was closed meanwhile, and this one has its descriptor now
+            self._return(found)
+        return False
 
     def _put_back(self, connection: Connection) -> bool:
         """Give up a connection, unless something has come for it meanwhile: then it is still the caller's, and True."""
-        fd = connection.fd
-        self._idle[fd] = connection
-        return connection.readable and self._idle.pop(fd, None) is connection
+        self._idle[connection.fd] = connection
+        return connection.readable and self._own(connection)
+
+    def _carry_on(self, thread: PoolThread, connection: Connection) -> None:
+        """Something more has come for a connection; when nothing has, give it up."""
+        while not self._queue and not self.pool.has_events:
+            if not self._read(thread, connection) or not self._put_back(connection):
+                return
+        self._post(connection)  # others come first
 
     def _close(self, connection: Connection) -> None:
-        fd = connection.fd
-        self._all.pop(fd, None)
+        self._all.pop(connection.fd, None)
         connection.close()
+        self._deadlines.forget(connection)
         if self._draining and not self._all and self._when_empty is not None:
             self._when_empty()
 
@@ -323,14 +349,16 @@ class WSGIServer:
                 if fd in self._listeners:
                     self._accept(fd)
                 return
-            connection.readable = True
             if events & LEFT and not connection.gone_at:
                 connection.gone_at = self._clock()
+            connection.readable = True
             connection = self._idle.pop(fd, None)
             if connection is None:
                 return  # its owner will see
-        while self._read(thread, connection) and self._put_back(connection):
-            pass
+        elif events & LEFT and not connection.gone_at:
+            connection.gone_at = self._clock()
+        if self._read(thread, connection) and self._put_back(connection):
+            self._carry_on(thread, connection)
 
     def next_job(self, thread: PoolThread) -> bool:
         """Run a request that waits."""
@@ -348,10 +376,18 @@ class WSGIServer:
             self.refusals.write_line(connection.peer, CLIENT_CLOSED, b"", head, now - connection.began, waited)
             self._close(connection)
             return True
-        if self._run(thread, connection, head, connection.make_environ(head), (head.method, head.path)):
-            while self._put_back(connection) and self._read(thread, connection):
-                pass
+        environ = connection.make_environ(head)
+        if self._run(thread, connection, head, environ, (head.method, head.path)) and self._put_back(connection):
+            self._carry_on(thread, connection)
         return True
+
+    def has_job(self) -> bool:
+        """As of `Crew`."""
+        return bool(self._queue)
+
+    def overdue(self, job: Exchange) -> None:
+        """Take its kind for slow from now on: others like it may be on their way, and it may run for long."""
+        self._paces.note_overdue((job.head.method, job.head.path))
 
     def tick(self, now: float, restless: bool) -> float:
         """Timers."""
@@ -359,20 +395,25 @@ class WSGIServer:
             self._accept_anew()
         for timed in self._deadlines.expired(now):
             connection = cast(Connection, timed)
-            if self._idle.pop(connection.fd, None) is connection:
-                if connection.deadline <= now:
-                    self._expired(connection, now)
-                else:
-                    self._deadlines.watch(connection, now)
-                    self._return(connection)
-            elif connection.deadline != GONE:
-                self._deadlines.watch(connection, now)  # its owner may have set another one
+            try:
+                if self._own(connection):
+                    if connection.deadline <= now:
+                        self._expired(connection, now)
+                    else:
+                        self._deadlines.watch(connection, now)
+                        self._return(connection)
+                elif connection.deadline != GONE:
+                    self._deadlines.watch(connection, now)  # its owner may have set another one
+            except Exception:  # the others' time is over all the same
+                logger.critical("internal error at the deadline of a connection", exc_info=True)
+        if self._draining:
+            self._hurry(now)  # those that were put back as the drain began
         self._shed(now)
         if self._queue and self.pool.is_saturated:
             self._warn_of_saturation(now)
-        if now - self._adapted_at >= SWEEP:
-            self._adapt(now)
-        return now + SWEEP if restless or self._all or self._accept_again < NEVER else NEVER
+        if not (restless or self._all or self._accept_again < NEVER):
+            return NEVER
+        return now + (SECOND_LOOK / 2 if self._draining else SWEEP)
 
     def _warn_of_saturation(self, now: float) -> None:
         """Say where the handlers are when requests have waited for long, so that nobody needs to ask."""
@@ -396,24 +437,28 @@ class WSGIServer:
     def oldest_wait_s(self, now: float) -> float:
         """How long the first request of the queue has waited, in seconds; 0 if none does."""
         try:
-            return max(now - self._queue[0].queued_at, 0.0)
+            since = self._queue[0].queued_at
         except IndexError:
             return 0.0
+        return max(now - since, 0.0) if since else 0.0  # 0 where a thread has just taken it
 
-    def _adapt(self, now: float) -> None:
-        """Set the switch interval by what the last moments were like."""
-        cpu = time.process_time()
-        steps = self._steps
-        if steps:
-            sys.setswitchinterval(pace.switch_interval((cpu - self._cpu) / steps))
-        self._steps = 0
-        self._cpu = cpu
-        self._adapted_at = now
+    def note_lag(self, now: float, lag_s: float) -> None:
+        """Set the switch interval by how long the keeper waited for the GIL."""
+        steps = self.steps
+        interval = self._interval.look(now, lag_s, steps != self._steps_before)
+        self._steps_before = steps
+        if interval != self._interval_set:
+            self._interval_set = interval
+            sys.setswitchinterval(interval)
 
     # ------------------------------------------------------------------ reading, by the owner
 
     def _read(self, thread: PoolThread, connection: Connection) -> bool:
         """Read once and act on it. Whether the connection is still the caller's, and to be put back."""
+        if connection.parsed:
+            events, connection.parsed = connection.parsed, []
+            connection.readable = True
+            return self._take(thread, connection, events, b"")
         connection.readable = False
         phase = connection.phase
         if phase == PREFACE and connection.is_tls:
@@ -425,6 +470,8 @@ class WSGIServer:
             return False
         if data is None:
             return True
+        if connection.gone_at:
+            connection.readable = True  # the end is behind it, of which no event will tell again
         if phase == IDLE and data == connection.known and data:
             head = connection.known_head
             assert head is not None
@@ -499,9 +546,8 @@ class WSGIServer:
 
     def _take(self, thread: PoolThread, connection: Connection, events: list[Event], data: bytes) -> bool:
         """Act on what the parser found; as `_read`."""
-        head = events[0]
-        if len(events) == 2 and type(head) is RequestHead and type(events[1]) is RequestEnd:  # as most come
-            connection.head = head
+        if len(events) == 2 and type(events[0]) is RequestHead and type(events[1]) is RequestEnd:  # as most come
+            connection.head = events[0]
             connection.began = self._clock()
             return self._whole(thread, connection, data)
         ready = False
@@ -526,7 +572,7 @@ class WSGIServer:
                         connection.take_body(event.data)
                     except OSError as error:
                         logger.error("cannot keep the body of a request: %s", error)
-                        return self._answer(connection, 507, "there is no room for the body")
+                        return self._answer(connection, 507, "there is no room for the body", connection.head)
             elif isinstance(event, ParseError):
                 return self._refuse(connection, event)
             elif connection.phase == UNREAD:
@@ -550,7 +596,7 @@ class WSGIServer:
         elif connection.phase != HEAD:
             connection.phase = HEAD
             connection.began = now
-            if not connection.fresh:
+            if not connection.fresh or self._draining:  # then it had been given a moment only
                 connection.deadline = now + (self.settings.header_timeout or NEVER)
         self._watch(connection, now)
 
@@ -579,7 +625,7 @@ class WSGIServer:
     def _enqueue(self, connection: Connection) -> bool:
         connection.deadline = NEVER
         if len(self._queue) >= self._queue_limit:
-            return self._answer(connection, 503, "too many requests wait", retry_after=1)
+            return self._answer(connection, 503, "too many requests wait", connection.head, retry_after=1)
         connection.queued_at = self._clock()
         self._queue.append(connection)
         self.pool.job_waits()
@@ -588,15 +634,19 @@ class WSGIServer:
     def _shed(self, now: float) -> None:
         """Answer 503 to requests that have waited too long."""
         queue = self._queue
-        while queue and now - queue[0].queued_at > self._queue_timeout > 0:
+        patience = self._queue_timeout
+        while patience > 0:
             try:
+                if now - queue[0].queued_at <= patience:
+                    return
                 connection = queue.popleft()
             except IndexError:
                 return
-            if now - connection.queued_at <= self._queue_timeout:
-                queue.appendleft(connection)  # another one has taken the first
+            if now - connection.queued_at <= patience:
+                queue.appendleft(connection)  # a thread has taken the first meanwhile
+                self.pool.job_waits()
                 return
-            if self._answer(connection, 503, "no thread became free in time", retry_after=1):
+            if self._answer(connection, 503, "no thread became free in time", connection.head, retry_after=1):
                 self._return(connection)
 
     # ------------------------------------------------------------------ requests
@@ -608,6 +658,9 @@ class WSGIServer:
         pool = self.pool
         connection.deadline = NEVER
         connection.fresh = False
+        quick = self._paces.is_quick(key)
+        if not quick:
+            pool.turn_busy(thread)
         began = self._clock()
         if began >= self._date_until:
             self._renew_date(began)
@@ -617,10 +670,7 @@ class WSGIServer:
             connection.queued_at = 0.0
         thread.began = began
         thread.job = exchange
-        if self._paces.is_quick(key):
-            thread.quick = True
-        else:
-            pool.turn_busy(thread)
+        thread.quick = quick
         context = RequestContext()
         self._context.copy().run(exchange.run, self._app, context)
         thread.quick = False
@@ -628,8 +678,10 @@ class WSGIServer:
         ended = self._clock()
         if thread.busy:
             pool.turn_seeking(thread)
-        self._steps += 1
-        self._paces.note(key, ended - began)
+        self.steps += 1
+        self._paces.note(key, ended - began - exchange.sending)
+        if connection.gone_at and exchange.status < 500 and connection.has_left():
+            exchange.status = CLIENT_CLOSED  # what was at hand was sent: it may have closed its sending side only
         self._observer.count(
             context,
             method=head.method,
@@ -650,11 +702,13 @@ class WSGIServer:
             self._close(connection)
             return False
         if exchange.must_close:
-            if connection.parser.state is State.CLOSED:
+            if connection.parser.state is State.CLOSED and not connection.readable and not connection.has_input():
                 self._close(connection)
                 return False
             return self._linger(connection)
         if reader is not None and not reader.complete:
+            if reader.refusal is not None:
+                return self._linger(connection)
             connection.phase = UNREAD
             connection.received = 0
             connection.readable = True
@@ -677,7 +731,7 @@ class WSGIServer:
         elapsed = ended - exchange.began
         access.write(
             AccessRecord(
-                client=environ["REMOTE_ADDR"],
+                client=environ.get("REMOTE_ADDR") or "",  # unless the app has taken it out
                 method=head.method,
                 target=head.target,
                 http_version=head.http_version,
@@ -707,8 +761,11 @@ class WSGIServer:
         """Some of the next request has come behind the last one; as `_read`."""
         connection.head = None
         connection.began = now
-        if events:
-            return self._take(thread, connection, events, b"")
+        if events:  # not now: a client that sends a thousand requests at once must not keep us from all others
+            connection.parsed = events
+            connection.deadline = NEVER
+            connection.readable = True
+            return True
         if connection.parser.state is State.CLOSED:
             self._close(connection)
             return False
@@ -717,7 +774,7 @@ class WSGIServer:
 
     def _renew_date(self, now: float) -> None:
         wall = datetime.now(UTC).timestamp()
-        self._defaults = DefaultFields(http_date(wall))
+        self.default_fields = DefaultFields(http_date(wall))
         self._date_until = now + 1.0 - wall % 1.0
 
     # ------------------------------------------------------------------ answers of our own, and ends
@@ -743,7 +800,7 @@ class WSGIServer:
             self._renew_date(now)
         headers = [(b"Retry-After", b"%d" % retry_after)] if retry_after else []
         method = "GET" if head is None else head.method
-        data = error_response(status, reason, method=method, headers=headers, defaults=self._defaults)
+        data = error_response(status, reason, method=method, headers=headers, defaults=self.default_fields)
         queued = now - connection.queued_at if connection.queued_at else 0.0
         self.refusals.write_line(connection.peer, status, data, head, now - connection.began, queued)
         connection.queued_at = 0.0
@@ -786,11 +843,15 @@ class WSGIServer:
         return True
 
     def _return(self, connection: Connection) -> None:
-        """Give up a connection that the keeper or the end of the server had taken."""
+        """Give up a connection without a look at what has come for it."""
         if self._put_back(connection):
-            connection.readable = False
-            self._idle[connection.fd] = connection
-            self.pool.post(connection.fd, select.EPOLLIN)  # a thread of the pool is to look at it
+            self._post(connection)
+
+    def _post(self, connection: Connection) -> None:
+        """Give up a connection, and have a thread look at it when it comes to its turn."""
+        connection.readable = False
+        self._idle[connection.fd] = connection
+        self.pool.post(connection.fd, select.EPOLLIN)
 
     def _expired(self, connection: Connection, now: float) -> None:
         """The time of a connection that nobody else owns is over."""
@@ -820,4 +881,6 @@ def _origin_form(head: RequestHead) -> bytes:
 
 def _is_worth_knowing(head: RequestHead, connection: Connection) -> bool:
     """Whether the bytes just read are this request and nothing else, and one like it may come."""
+    if connection.is_tls:
+        return False  # there may be another record, of which no event will tell, so each is followed by a look
     return head.keep_alive and head.upgrade is None and not connection.parser.buffered_bytes
