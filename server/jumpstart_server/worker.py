@@ -162,12 +162,13 @@ class _Worker:
                 become_ready=self.become_ready,
                 stopped_accepting=lambda: self.channel.send(StoppedAccepting()),
             )
-        from jumpstart_server.asgi.server import ASGIServer
+        from jumpstart_server.asgi.server import ASGIServer, as_asgi3
 
         return ASGIServer(
-            self.app,
+            as_asgi3(self.booted.app, self.booted.interface),
             tenant,
             listeners,
+            observer=self.observer,
             access=self._access_log(),
             become_ready=self.become_ready,
             stopped_accepting=lambda: self.channel.send(StoppedAccepting()),

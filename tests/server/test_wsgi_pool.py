@@ -368,7 +368,12 @@ def test_stop_ends_threads_in_whatever_they_do() -> None:
             disturber.start()
             ticks = crew.ticks
             until(lambda: crew.ticks > ticks + number % 3, LONG)
-            crew.before_stop_ends = lambda: (over.set(), disturber.join())
+
+            def end() -> None:
+                over.set()
+                disturber.join()
+
+            crew.before_stop_ends = end
 
     for number in range(40):
         stop(number)
@@ -580,9 +585,10 @@ def test_36b_106_idle_connections_are_not_counted() -> None:
             client.send(GET % b"/")
         until(lambda: lab.server.stats().waiting == 2, LONG)
         gate.open()
+        finish([*busy, *waiting])
         for client in idle:
             client.send(GET % b"/")
-        finish([*busy, *waiting, *idle])
+            finish([client])
 
 
 # ---------------------------------------------------------------------------------------------------- the queue

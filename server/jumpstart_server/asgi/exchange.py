@@ -24,12 +24,14 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
+from jumpstart.context import RequestContext, enter
 from jumpstart.errors import JumpstartError
 from jumpstart_server.access import AccessRecord
 from jumpstart_server.asgi.service import describe
 from jumpstart_server.connection_settings import DISCARD_BYTES
 from jumpstart_server.http1 import RequestHead, ResponseError, ResponseFramer
 from jumpstart_server.refusals import body_size, host_of
+from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_BYTES, Observer, route_of_scope
 
 if TYPE_CHECKING:
     from jumpstart_server.asgi.protocol import JumpstartProtocol
@@ -44,7 +46,6 @@ DISCONNECT_GRACE = 0.5  # seconds from http.disconnect to the app's cancellation
 JOIN_BYTES = 64 * 1024  # up to here head and body are joined for one write
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "REPORT"))
 NAMES_WARNED_OF = 64
-CLIENT_LEFT = 499  # for the access log only; nginx's
 
 _CLOSED: Final = "http.disconnect"
 _warned_of: set[bytes] = set()
@@ -79,6 +80,7 @@ class Exchange:
         "_connection",
         "_end_taken",
         "_expects_continue",
+        "_finished",
         "_framer",
         "_head",
         "_headers",
@@ -113,16 +115,22 @@ class Exchange:
         self._left = False  # the client sends no more; it may still read
         self._lost = False  # the connection is broken, or no longer ours
         self._started = False
+        self._finished = 0.0  # when the app's response was complete, on the monotonic clock
         self.complete = False
         self._access = connection.service.access  # None when the line is written, too
+        self._app_began = None
         if self._access is not None:
             self._began = time.monotonic()
-            self._app_began = None
 
     async def run(self, app: App, scope: Scope) -> None:
         """The task: run the app, and see to it that its client gets an answer or a close."""
-        if self._access is not None:
-            self._app_began = time.monotonic()
+        observer = self._connection.service.observer
+        began = time.monotonic()
+        self._app_began = began
+        cancelled: object = False
+        if observer is not None:
+            context = RequestContext()
+            enter(context)
         try:
             await app(scope, self.receive, self.send)
         except GeneratorExit:
@@ -143,6 +151,30 @@ class Exchange:
                 self._give_answer(500)
         finally:
             self._connection.tasks.discard(self.task)
+            if observer is not None:
+                self._count(observer, context, scope, began, bool(cancelled))
+
+    def _count(self, observer: Observer, context: RequestContext, scope: Scope, began: float, cancelled: bool) -> None:
+        """Put the request into the books, now that the app is done with it; its latency ended with its last byte."""
+        head = self._head
+        if self._finished:  # what fails after the answer (a background task) did not fail the request
+            status = self._framer.status
+        else:
+            status = CLIENT_CLOSED if cancelled or self._left or self._lost else 500
+        evidence = True
+        for field in head.headers:  # a plain loop takes half the time of any() with a generator
+            if field[0] == MARKER_BYTES:
+                evidence = False
+        observer.count(
+            context,
+            method=head.method,
+            target=head.origin_form,
+            headers=head.headers,
+            status=status,
+            elapsed_s=(self._finished or time.monotonic()) - began,
+            evidence=evidence,
+            rule=route_of_scope(scope, self._connection.service.root_path, status) if "route" in scope else None,
+        )
 
     def _report(self, error: BaseException) -> None:
         link: BaseException | None = error
@@ -196,7 +228,7 @@ class Exchange:
         if self.complete:
             return
         if lost:
-            self._log(CLIENT_LEFT)
+            self._log(CLIENT_CLOSED)
         first = not self._left
         self._left = True
         self._lost = self._lost or lost
@@ -209,7 +241,7 @@ class Exchange:
             return
         if self._started or self._head.method in SAFE_METHODS:
             self._lost = True
-            self._log(CLIENT_LEFT)
+            self._log(CLIENT_CLOSED)
             self._connection.abort(self)
             self.task.cancel("the client left")
 
@@ -347,6 +379,7 @@ class Exchange:
         if last:
             connection.write(last)
         self.complete = True
+        self._finished = time.monotonic()
         if self._access is not None:
             self._log(framer.status)
         if framer.surplus_bytes:
@@ -378,7 +411,7 @@ class Exchange:
         head = self._head
         if answer is not None:
             sent = body_size(answer)
-        elif status == CLIENT_LEFT:
+        elif status == CLIENT_CLOSED:
             sent = max(self._framer.sent_bytes - self._connection.unsent_bytes(), 0)
         else:
             sent = self._framer.sent_bytes

@@ -24,6 +24,7 @@ from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.engine import CANCEL_GRACE, BecomeReady, PoolStats
 from jumpstart_server.logs import keep_enabled
 from jumpstart_server.settings import TenantSettings
+from jumpstart_warmup.observe import Observer
 
 
 def as_asgi3(app: Any, interface: Interface) -> Any:
@@ -44,6 +45,7 @@ class ASGIServer:
         tenant: TenantSettings,
         listeners: list[socket.socket],
         *,
+        observer: Observer | None = None,
         access: AccessLog | None = None,
         become_ready: BecomeReady,
         stopped_accepting: Callable[[], None],
@@ -51,8 +53,9 @@ class ASGIServer:
     ) -> None:
         """
         Args:
-            app: speaks ASGI 3, whatever the app behind it does.
+            app: the user's own, as ASGI 3.
             listeners: bound, and listening when *become_ready* returns.
+            observer: keeps the books of requests.
             access: where requests are logged, if they are.
             stopwatch: takes the time of the app's start-up.
         """
@@ -60,7 +63,7 @@ class ASGIServer:
         self._threads = Threads(tenant.threads)
         self._lifespan = Lifespan(app, tenant.lifespan)
         self._server = _WarmServer(
-            _uvicorn_config(app, tenant, access),
+            _uvicorn_config(app, tenant, observer, access),
             self._lifespan,
             become_ready,
             stopped_accepting,
@@ -92,9 +95,10 @@ class _Config(uvicorn.Config):
 
     jumpstart: ConnectionSettings
     jumpstart_access: AccessLog | None
+    jumpstart_observer: Observer | None
 
 
-def _uvicorn_config(app: Any, tenant: TenantSettings, access: AccessLog | None) -> _Config:
+def _uvicorn_config(app: Any, tenant: TenantSettings, observer: Observer | None, access: AccessLog | None) -> _Config:
     config = _Config(
         app,
         interface="asgi3",
@@ -114,6 +118,7 @@ def _uvicorn_config(app: Any, tenant: TenantSettings, access: AccessLog | None) 
     )
     config.jumpstart = ConnectionSettings.of(tenant)
     config.jumpstart_access = access
+    config.jumpstart_observer = observer
     return config
 
 

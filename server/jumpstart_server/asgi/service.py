@@ -10,6 +10,7 @@ from jumpstart_server.access import AccessLog
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.http1 import DefaultFields, RequestHead
 from jumpstart_server.refusals import Refusals
+from jumpstart_warmup.observe import Observer
 
 
 class Service:
@@ -19,6 +20,7 @@ class Service:
     Attributes:
         told_keep_alive_s: what clients are told about it, in whole seconds; 0 says nothing.
         access: where requests are logged, if they are.
+        observer: keeps the books of them.
         refusals: where those are that come to nothing.
         websocket: the protocol class of connections that are upgraded; None refuses them. With *access* it is one of
             `websocket.logged`.
@@ -28,7 +30,7 @@ class Service:
         """
         Args:
             config: uvicorn's, loaded; its attribute ``jumpstart`` holds the `ConnectionSettings`, the defaults if not,
-                ``jumpstart_access`` the `AccessLog`, if there is one.
+                ``jumpstart_access`` the `AccessLog` and ``jumpstart_observer`` the `Observer`, if there are such.
             server_state: uvicorn's.
         """
         self.app = config.loaded_app
@@ -36,6 +38,7 @@ class Service:
         self.told_keep_alive_s = int(self.settings.keep_alive)
         self.root_path: str = config.root_path
         self.access: AccessLog | None = getattr(config, "jumpstart_access", None)
+        self.observer: Observer | None = getattr(config, "jumpstart_observer", None)
         self.websocket: Any = config.ws_protocol_class
         if self.access is not None and self.websocket is not None:
             from jumpstart_server.asgi.websocket import logged

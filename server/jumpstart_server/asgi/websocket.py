@@ -13,8 +13,7 @@ from typing import Any
 from jumpstart_server.access import AccessLog, AccessRecord
 from jumpstart_server.http1 import RequestHead
 from jumpstart_server.refusals import body_size, host_of
-
-CLIENT_LEFT = 499
+from jumpstart_warmup.observe import CLIENT_CLOSED
 
 
 class _Watch:
@@ -65,7 +64,7 @@ def logged(kind: Any) -> Any:
                     method=head.method,
                     target=head.target,
                     http_version=head.http_version,
-                    status=self._watch.status or CLIENT_LEFT,
+                    status=self._watch.status or CLIENT_CLOSED,
                     sent=self._watch.sent,
                     total_s=seconds,
                     app_s=seconds,

@@ -62,6 +62,13 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
         """Whether `BodyData` may come before `RequestEnd`."""
         return self.chunked or bool(self.content_length)
 
+    @property
+    def origin_form(self) -> bytes:
+        """Path and query, also where the target is an absolute one."""
+        if self.target[:1] == b"/":
+            return self.target
+        return self.path + b"?" + self.query if self.query else self.path
+
 
 class BodyData(msgspec.Struct, frozen=True, gc=False):
     """A piece of the body, never empty. Where pieces end says nothing."""

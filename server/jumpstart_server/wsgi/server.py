@@ -685,7 +685,7 @@ class WSGIServer:
         self._observer.count(
             context,
             method=head.method,
-            target=head.target if head.target[:1] == b"/" else _origin_form(head),
+            target=head.origin_form,
             headers=head.headers,
             status=exchange.status,
             elapsed_s=ended - began,
@@ -872,11 +872,6 @@ class WSGIServer:
             self._return(connection)
         else:
             self._close(connection)
-
-
-def _origin_form(head: RequestHead) -> bytes:
-    """Path and query of an absolute target."""
-    return head.path + b"?" + head.query if head.query else head.path
 
 
 def _is_worth_knowing(head: RequestHead, connection: Connection) -> bool:

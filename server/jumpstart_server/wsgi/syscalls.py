@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import select
 import socket
@@ -62,9 +63,11 @@ class Calls:
     __slots__ = ("_buffer", "_buffer_at", "_epoll", "_events", "_events_at", "_max_events", "_received")
 
     def __init__(self, epoll: select.epoll, max_events: int) -> None:
-        self._buffer = ctypes.create_string_buffer(RECV_BYTES)
+        # Of the system, which gives pages when they are written to: a thousand threads need little of 64 KiB each.
+        buffer = mmap.mmap(-1, RECV_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._buffer = (ctypes.c_char * RECV_BYTES).from_buffer(buffer)
         self._buffer_at = ctypes.addressof(self._buffer)
-        self._received = memoryview(self._buffer)
+        self._received = memoryview(buffer)
         self._epoll = epoll.fileno()
         events = ctypes.create_string_buffer(_EVENT.size * max_events)
         self._events_at = ctypes.addressof(events)
