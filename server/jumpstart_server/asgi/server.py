@@ -91,11 +91,21 @@ class ASGIServer:
 
 
 class _Config(uvicorn.Config):
-    """uvicorn's, with what our HTTP protocol wants to know."""
+    """uvicorn's, with what our HTTP protocol wants to know; it leaves the app as it is."""
 
     jumpstart: ConnectionSettings
     jumpstart_access: AccessLog | None
     jumpstart_observer: Observer | None
+
+    def load(self) -> None:
+        """uvicorn's calls the app without arguments to see whether it is a factory. We know that it is none."""
+        app, self.app = self.app, _nothing
+        super().load()
+        self.app = self.loaded_app = app
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """Stands for the app while uvicorn looks at it."""
 
 
 def _uvicorn_config(app: Any, tenant: TenantSettings, observer: Observer | None, access: AccessLog | None) -> _Config:
