@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = APPS / "transfers"
 MIB = 1024 * 1024
-SIZE = int(os.environ.get("TEST_TRANSFER_MIB", "1024")) * MIB
+SIZE = int(os.environ.get("TEST_TRANSFER_MIB", "256")) * MIB
 PATIENCE = 60.0  # seconds, for one step of a transfer
 GROWTH = 24 * MIB  # of a worker's memory; a body would be ten times as much
 WSGI = ["flask", "django", "werkzeug"]

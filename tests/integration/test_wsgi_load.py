@@ -128,8 +128,8 @@ def test_silent_and_slow_connections_beside_normal_traffic(serve: Serve, app_dir
         contextlib.ExitStack() as stack,
     ):
         (pid,) = crowded.wait_workers(1)
-        throughput(quiet), throughput(crowded)
         before = open_sockets(pid)
+        throughput(quiet), throughput(crowded)
         for _ in range(silent):
             stack.enter_context(connect(crowded))
         slow = [stack.enter_context(connect(crowded)) for _ in range(SLOW)]

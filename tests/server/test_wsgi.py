@@ -1096,7 +1096,7 @@ def test_a_request_whose_client_left_before_its_turn_is_not_run(one_thread: Lab)
         second.reset()
 
         def is_known() -> bool:
-            waiting = list(lab.server._queue)
+            waiting = list(lab.server._waiting)
             return bool(waiting[0].gone_at) and time.monotonic() - waiting[0].gone_at > DISCONNECT_GRACE
 
         until(is_known)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jumpstart_server.wsgi import pool as pool_module
-from jumpstart_server.wsgi import server as server_module
+from jumpstart_server.wsgi import waiting as waiting_module
 from jumpstart_server.wsgi.pool import PoolThread, ThreadPool
 from tests.server.raw_http import Client, until
 from tests.server.wsgi_counts import LONG, check_idle, check_idle_pool, check_pool, names_of, switch_often
@@ -707,10 +707,10 @@ def test_a_client_that_leaves_while_it_waits_costs_no_thread(by: str, together: 
             else:
                 client.reset()
         with lab.connect():  # when this one is accepted, all before it are
-            until(lambda: lab.connections == 2 + len(lab.server._queue), LONG)
+            until(lambda: lab.connections == 2 + len(lab.server._waiting), LONG)
         # A reset before the request was read leaves no request.
-        until(lambda: [each.gone_at > 0 for each in lab.server._queue] == [True] * (lab.connections - 1), LONG)
-        last = max([each.gone_at for each in lab.server._queue], default=0.0)
+        until(lambda: [each.gone_at > 0 for each in lab.server._waiting] == [True] * (lab.connections - 1), LONG)
+        last = max([each.gone_at for each in lab.server._waiting], default=0.0)
         until(lambda: time.monotonic() - last > 0.6, LONG)
         gate.open()
         finish(busy)
@@ -723,7 +723,7 @@ def test_a_client_that_leaves_while_it_waits_costs_no_thread(by: str, together: 
 def test_it_says_where_the_handlers_are_when_requests_wait_for_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_module, "BUSY_WARNING", 0.2)
+    monkeypatch.setattr(waiting_module, "BUSY_WARNING", 0.2)
     caplog.set_level(logging.WARNING)
     with Lab(threads=2) as lab:
         gate = Gate()
@@ -742,7 +742,7 @@ def test_it_says_where_the_handlers_are_when_requests_wait_for_long(
         with lab.connect() as client:
             client.send(GET % b"/")
             until(lambda: "all 2 threads are busy, 1 requests wait, one for 0 s" in caplog.text, LONG)
-            until(lambda: lab.server.oldest_wait_s(time.monotonic()) > 0.8, LONG)
+            until(lambda: lab.server.stats().oldest_wait_s > 0.8, LONG)
             gate.open()
             assert client.response().status == 200
         finish(clients)

@@ -8,16 +8,12 @@ the connection that it works on (`connection.py`).
 from __future__ import annotations
 
 import contextvars
-import errno
 import logging
 import select
 import socket
 import ssl
 import sys
-import threading
 import time
-import traceback
-from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from io import BytesIO
@@ -48,23 +44,19 @@ from jumpstart_server.wsgi.deadlines import GONE, NEVER, Deadlines
 from jumpstart_server.wsgi.environ import Environ
 from jumpstart_server.wsgi.exchange import Exchange, WSGIApp
 from jumpstart_server.wsgi.files import FileWrapper
+from jumpstart_server.wsgi.listeners import Listeners
 from jumpstart_server.wsgi.pool import PoolThread, ThreadPool
 from jumpstart_server.wsgi.syscalls import RECV_BYTES
+from jumpstart_server.wsgi.waiting import Waiting
 from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_KEY, Observer
 
 logger = logging.getLogger(__name__)
 
 READ = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 LEFT = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-ACCEPTS = 16  # connections at one event; the others stay for other workers
-NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-ACCEPT_PAUSE = 1.0  # seconds without accepting after the descriptors ran out
 SECOND_LOOK = 0.1  # seconds that an idle connection has left when the server drains
 SWEEP = 0.25  # seconds between looks at deadlines
 KNOWN_BYTES = 2048  # of a request that is remembered, to know it again
-BUSY_WARNING = 10.0  # seconds that a request may wait for a thread before the stacks of all are logged
-BUSY_WARNING_PAUSE = 60.0
-STACKS = 10  # of handlers that run, in that warning
 LAST_LOOK = 1.0  # seconds for a request that came as its connection was to be closed
 
 
@@ -112,30 +104,24 @@ class WSGIServer:
         self._app = app
         self._observer = observer
         self._multiprocess = multiprocess
-        self._queue_limit = queue
-        self._queue_timeout = queue_timeout
         self._stream_bodies = stream_bodies
         self._tls = tls
         self._access = access
         self.refusals = Refusals(access)
         self._clock = time.monotonic
         self._context = contextvars.copy_context()
-        self._listeners: dict[int, socket.socket] = {sock.fileno(): sock for sock in listeners}
         self._epoll = select.epoll()
+        self._listeners = Listeners(listeners, self._epoll, self._open, self._clock)
         self.pool = ThreadPool(threads, self._epoll, self)
-        self._accepting = threading.Lock()  # held from the accept until the connection is in the tables
         self._idle: dict[int, Connection] = {}  # that nobody owns
         self._all: dict[int, Connection] = {}
-        self._queue: deque[Connection] = deque()  # whole requests that wait for a thread
+        self._waiting = Waiting(queue, queue_timeout)
         self._deadlines = Deadlines()
         self._paces = pace.Paces()
         self._draining = False
-        self._emptied = threading.Event()
         self._when_empty: Callable[[], None] | None = None
-        self._accept_again = NEVER
         self._date_until = 0.0
         self.default_fields = DefaultFields()
-        self._warned_at = -BUSY_WARNING_PAUSE
         self.steps = 0
         self._steps_before = 0
         self._interval = pace.SwitchInterval()
@@ -152,23 +138,13 @@ class WSGIServer:
         """
         self.note_lag(self._clock(), 0.0)
         self.pool.start()
-        for fd, sock in self._listeners.items():
-            sock.setblocking(False)
-            self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        self._listeners.start()
 
     def stop_accepting(self) -> None:
         """Take the connections that wait already, then no more; those that are kept are closed as they become idle."""
         self._draining = True
         self.keeps_connections = False
-        for fd in list(self._listeners):
-            try:
-                self._epoll.unregister(fd)
-            except OSError:
-                pass
-            while self._accept(fd):
-                pass
-        with self._accepting:  # so that no thread is in the middle of an accept
-            self._listeners.clear()
+        self._listeners.stop()
         self._hurry(self._clock())
         self.pool.stir()
 
@@ -194,11 +170,7 @@ class WSGIServer:
     def close(self, timeout_s: float) -> None:
         """End the threads, wait up to *timeout_s* for handlers, and close every connection that nobody owns."""
         ended = self.pool.stop(timeout_s)
-        while self._queue:
-            try:
-                connection = self._queue.popleft()
-            except IndexError:
-                break  # a thread has taken it, whose last request it will be
+        while (connection := self._waiting.take()) is not None:
             if self._answer(connection, 503, "the server stops", connection.head):
                 self._close(connection)
         for connection in list(self._idle.values()):
@@ -237,31 +209,6 @@ class WSGIServer:
 
     # ------------------------------------------------------------------ connections: open, own, close
 
-    def _accept(self, fd: int) -> bool:
-        """Accept some of the connections that wait at a listener; whether there may be more."""
-        for _ in range(ACCEPTS):
-            with self._accepting:
-                listener = self._listeners.get(fd)
-                if listener is None:
-                    return False
-                try:
-                    sock, peer = listener.accept()
-                except (InterruptedError, ConnectionAbortedError):
-                    continue
-                except BlockingIOError:
-                    return False
-                except OSError as error:
-                    if error.errno in NO_DESCRIPTORS:
-                        logger.error("cannot accept connections: %s; trying again in %.0f s", error, ACCEPT_PAUSE)
-                        self._pause_accepting(fd)
-                    return False
-                try:
-                    self._open(sock, None if sock.family == socket.AF_UNIX else (str(peer[0]), peer[1]))
-                except OSError as error:  # it was reset meanwhile, or the epoll is full
-                    logger.debug("a connection was lost as it was accepted: %s", error)
-                    sock.close()
-        return True
-
     def _open(self, sock: socket.socket, peer: Address | None) -> None:
         """Take a new connection into the tables."""
         settings = self.settings
@@ -292,24 +239,6 @@ class WSGIServer:
             raise
         self._return(connection)
 
-    def _pause_accepting(self, fd: int) -> None:
-        if self._draining:
-            return
-        try:
-            self._epoll.unregister(fd)
-        except OSError:
-            pass
-        self._accept_again = self._clock() + ACCEPT_PAUSE
-
-    def _accept_anew(self) -> None:
-        self._accept_again = NEVER
-        with self._accepting:
-            for fd in () if self._draining else list(self._listeners):
-                try:
-                    self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-                except FileExistsError:
-                    pass
-
     def _own(self, connection: Connection) -> bool:
         """Become the owner of a connection, if nobody is and it is not closed."""
         found = self._idle.pop(connection.fd, None)
@@ -326,7 +255,7 @@ class WSGIServer:
 
     def _carry_on(self, thread: PoolThread, connection: Connection) -> None:
         """Something more has come for a connection; when nothing has, give it up."""
-        while not self._queue and not self.pool.has_events:
+        while not self._waiting and not self.pool.has_events:
             if not self._read(thread, connection) or not self._put_back(connection):
                 return
         self._post(connection)  # others come first
@@ -347,7 +276,7 @@ class WSGIServer:
             connection = self._all.get(fd)
             if connection is None:
                 if fd in self._listeners:
-                    self._accept(fd)
+                    self._listeners.accept(fd)
                 return
             if events & LEFT and not connection.gone_at:
                 connection.gone_at = self._clock()
@@ -362,13 +291,12 @@ class WSGIServer:
 
     def next_job(self, thread: PoolThread) -> bool:
         """Run a request that waits."""
-        try:
-            connection = self._queue.popleft()
-        except IndexError:
+        connection = self._waiting.take() if self._waiting else None
+        if connection is None:
             return False
         head = connection.head
         assert head is not None
-        if self._queue:
+        if self._waiting:
             self.pool.job_waits()
         if connection.gone_at and connection.has_left():  # nobody waits for the answer
             now = self._clock()
@@ -383,7 +311,7 @@ class WSGIServer:
 
     def has_job(self) -> bool:
         """As of `Crew`."""
-        return bool(self._queue)
+        return bool(self._waiting)
 
     def overdue(self, job: Exchange) -> None:
         """Take its kind for slow from now on: others like it may be on their way, and it may run for long."""
@@ -391,8 +319,8 @@ class WSGIServer:
 
     def tick(self, now: float, restless: bool) -> float:
         """Timers."""
-        if now >= self._accept_again:
-            self._accept_anew()
+        if now >= self._listeners.accept_again:
+            self._listeners.resume()
         for timed in self._deadlines.expired(now):
             connection = cast(Connection, timed)
             try:
@@ -408,39 +336,21 @@ class WSGIServer:
                 logger.critical("internal error at the deadline of a connection", exc_info=True)
         if self._draining:
             self._hurry(now)  # those that were put back as the drain began
-        self._shed(now)
-        if self._queue and self.pool.is_saturated:
-            self._warn_of_saturation(now)
-        if not (restless or self._all or self._accept_again < NEVER):
+        while (late := self._waiting.take_expired(now)) is not None:
+            if self._answer(late, 503, "no thread became free in time", late.head, retry_after=1):
+                self._return(late)
+        if self._waiting:
+            self.pool.job_waits()  # one may have been out of the queue for a moment while a thread looked
+            if self.pool.is_saturated:
+                self._waiting.warn(now, self.pool.jobs())
+        if not (restless or self._all or self._listeners.accept_again < NEVER):
             return NEVER
         return now + (SECOND_LOOK / 2 if self._draining else SWEEP)
 
-    def _warn_of_saturation(self, now: float) -> None:
-        """Say where the handlers are when requests have waited for long, so that nobody needs to ask."""
-        waited = self.oldest_wait_s(now)
-        if waited < BUSY_WARNING or now - self._warned_at < BUSY_WARNING_PAUSE:
-            return
-        self._warned_at = now
-        frames = sys._current_frames()
-        jobs = self.pool.jobs()
-        text = [f"all {len(jobs)} threads are busy, {len(self._queue)} requests wait, one for {waited:.0f} s"]
-        for thread in jobs[:STACKS]:
-            frame = frames.get(thread.ident or 0)
-            text.append(f"{thread.name}, for {now - thread.began:.1f} s")
-            text.append("".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  (just ended)")
-        logger.warning("\n".join(text))
-
     def stats(self) -> PoolStats:
         """The threads and the queue, at this moment."""
-        return self.pool.stats(waiting=len(self._queue), oldest_wait_s=self.oldest_wait_s(self._clock()))
-
-    def oldest_wait_s(self, now: float) -> float:
-        """How long the first request of the queue has waited, in seconds; 0 if none does."""
-        try:
-            since = self._queue[0].queued_at
-        except IndexError:
-            return 0.0
-        return max(now - since, 0.0) if since else 0.0  # 0 where a thread has just taken it
+        waiting = self._waiting
+        return self.pool.stats(waiting=len(waiting), oldest_wait_s=waiting.oldest_wait_s(self._clock()))
 
     def note_lag(self, now: float, lag_s: float) -> None:
         """Set the switch interval by how long the keeper waited for the GIL."""
@@ -476,7 +386,7 @@ class WSGIServer:
             head = connection.known_head
             assert head is not None
             connection.began = self._clock()
-            if self._queue or not thread.runs_handlers:
+            if self._waiting or not thread.runs_handlers:
                 connection.head = head
                 return self._enqueue(connection)
             environ = connection.known_environ.copy()
@@ -608,7 +518,7 @@ class WSGIServer:
         """A request has come whole: run it, or let it wait for a thread."""
         head = connection.head
         assert head is not None
-        if self._queue or not thread.runs_handlers:
+        if self._waiting or not thread.runs_handlers:
             return self._enqueue(connection)
         key = (head.method, head.path)
         environ = connection.make_environ(head)
@@ -624,30 +534,11 @@ class WSGIServer:
 
     def _enqueue(self, connection: Connection) -> bool:
         connection.deadline = NEVER
-        if len(self._queue) >= self._queue_limit:
+        if self._waiting.is_full:
             return self._answer(connection, 503, "too many requests wait", connection.head, retry_after=1)
-        connection.queued_at = self._clock()
-        self._queue.append(connection)
+        self._waiting.add(connection, self._clock())
         self.pool.job_waits()
         return False
-
-    def _shed(self, now: float) -> None:
-        """Answer 503 to requests that have waited too long."""
-        queue = self._queue
-        patience = self._queue_timeout
-        while patience > 0:
-            try:
-                if now - queue[0].queued_at <= patience:
-                    return
-                connection = queue.popleft()
-            except IndexError:
-                return
-            if now - connection.queued_at <= patience:
-                queue.appendleft(connection)  # a thread has taken the first meanwhile
-                self.pool.job_waits()
-                return
-            if self._answer(connection, 503, "no thread became free in time", connection.head, retry_after=1):
-                self._return(connection)
 
     # ------------------------------------------------------------------ requests
 
