@@ -59,7 +59,7 @@ def test_usage(tmp_path: Path) -> None:
     assert "there are no results" in empty.stderr
 
 
-@pytest.mark.parametrize("server", SERVERS.values(), ids=str)
+@pytest.mark.parametrize("server", SERVERS.values(), ids=lambda each: each.name)
 def test_every_server_is_told_where_to_listen_and_what_to_serve(server: Server) -> None:
     for interface in server.interfaces:
         words = " ".join(server.command(Launch(interface, "module:app", 1234, 77, Path("bin"))))

@@ -206,7 +206,7 @@ def test_names_in_the_picture_are_escaped() -> None:
     xml.etree.ElementTree.fromstring(plot.draw([panel]))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=str)
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda scenario: scenario.name)
 def test_every_scenario_is_sound(scenario: Scenario) -> None:
     assert scenario.variants
     assert scenario.columns[0].better

@@ -2,7 +2,7 @@
 What four frameworks expect of a server: large uploads and downloads, events, chunked bodies; memory stays as it is.
 
 Flask, Django and bare Werkzeug on the WSGI engine; Starlette, for comparison, on ASGI, with a WebSocket.
-Sizes are 1 GiB, which takes some seconds each; TEST_TRANSFER_MIB=256 in the environment makes them smaller.
+Sizes are 256 MiB; TEST_TRANSFER_MIB=1024 in the environment makes them 1 GiB, which takes some seconds each.
 
 A whole body (the default) lies in an unlinked file in the temporary folder while its request runs: it needs free disk
 of its own size, and no more. With ``--stream-bodies`` it needs none.
