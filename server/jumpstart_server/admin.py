@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -41,6 +40,7 @@ from jumpstart_warmup.observe import warm_coverage
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 5.0  # seconds that sync code may wait for a thread before a worker counts as saturated
+TEMPORARY = Path("/tmp")  # and not TMPDIR, which need not be the same for a server and for who looks for it
 CONNECTIONS = 50  # at once; it shares an event loop with what keeps the workers alive
 PROFILE_TYPE = "application/vnd.jumpstart-profile+zip"
 
@@ -65,7 +65,7 @@ def run_folder(paths: HostPaths) -> Path:
     """
     The folder of admin sockets, made if need be.
 
-    Under the state folder where socket paths may be that long, else in the system's temporary folder.
+    Under the state folder where socket paths may be that long, else in `TEMPORARY`.
 
     Raises:
         ProfileRefusedError: it belongs to somebody else.
@@ -73,9 +73,13 @@ def run_folder(paths: HostPaths) -> Path:
     folder = paths.run
     if len(os.fsencode(folder)) > SUN_PATH_LIMIT - len("/1234567890.sock"):
         digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"jumpstart-{os.geteuid()}" / digest
+        folder = TEMPORARY / _temporary_name() / digest
         private_folder(folder.parent)
     return private_folder(folder)
+
+
+def _temporary_name() -> str:
+    return f"jumpstart-{os.geteuid()}"
 
 
 async def serve_admin(supervisor: Supervisor) -> None:
@@ -111,7 +115,16 @@ async def serve_admin(supervisor: Supervisor) -> None:
     finally:
         bound.close()
         if address.path:
-            Path(address.path).unlink(missing_ok=True)
+            _remove_socket(Path(address.path), supervisor.settings)
+
+
+def _remove_socket(socket_file: Path, settings: Settings) -> None:
+    socket_file.unlink(missing_ok=True)
+    if settings.server.admin == "auto" and socket_file.parent.parent.name == _temporary_name():
+        try:
+            socket_file.parent.rmdir()  # the folder of this state folder, in the system's temporary one
+        except OSError:
+            pass  # another server of the same state folder is in it
 
 
 class _QuietServer(uvicorn.Server):

