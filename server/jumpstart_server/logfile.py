@@ -17,11 +17,17 @@ from collections.abc import Callable
 STREAM = "-"  # the file name that stands for a standard stream
 STDOUT, STDERR = 1, 2
 
+PATIENCE = 0.2  # seconds to wait once for the reader of a full pipe; lines are dropped from then on until it reads
+
 _open_files: weakref.WeakSet[LogFile] = weakref.WeakSet()
 
 
 class ShortWriteError(OSError):
     """Less than the whole line went out."""
+
+
+class StalledError(OSError):
+    """The pipe is full, and nobody reads it."""
 
 
 class _Descriptor:
@@ -61,6 +67,7 @@ class LogFile:
         self.path = path
         self._stream = stream
         self._torn = False
+        self._stalled = False
         self._descriptor: _Descriptor | None = None
         self.whole_bytes = 0
         try:
@@ -83,12 +90,24 @@ class LogFile:
         torn = self._torn
         if torn:
             line = b"\n" + line
+        if self.whole_bytes:
+            self._wait_for_room(descriptor.number)
         written = os.write(descriptor.number, line)
         if written < len(line):
             self._torn = True
             raise ShortWriteError(f"no room for more than {written} of {len(line)} bytes")
         if torn:
             self._torn = False
+
+    def _wait_for_room(self, number: int) -> None:
+        """A log shipper that has stopped must not stop the server: see that a write to its pipe would not wait."""
+        poll = select.poll()
+        poll.register(number, select.POLLOUT)
+        if poll.poll(0) or (not self._stalled and poll.poll(PATIENCE * 1000)):
+            self._stalled = False
+            return
+        self._stalled = True
+        raise StalledError("the pipe is full, and nobody reads it")
 
     def reopen(self) -> None:
         """

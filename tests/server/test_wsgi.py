@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import gc
 import logging
+import os
 import sys
 import threading
 import time
@@ -1294,3 +1295,34 @@ def test_the_client_class_of_the_lab_is_not_wrong_about_ends(lab: Lab) -> None:
         assert isinstance(client, Client)
         client.get("/")
         assert not client.response().complete
+
+
+# ---------------------------------------------------------------------- handlers that fork
+
+
+@pytest.mark.parametrize("how", ["exit", "raise", "return", "yield"])
+def test_a_child_that_a_handler_forks_does_not_serve(how: str) -> None:
+    """It has copies of all connections; what it says or does with them would be a second answer."""
+    statuses: list[int] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/fork":
+            pid = os.fork()
+            if not pid:
+                if how == "exit":
+                    sys.exit(7)
+                if how == "raise":
+                    raise ValueError("in the child")
+                start_response("200 OK", [("Content-Length", "5")])
+                return [b"child"] if how == "return" else iter([b"child"])
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        start_response("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+    with Lab(app) as lab, lab.connect() as client:
+        for _ in range(3):
+            client.send(b"GET /fork HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.response().body == b"ok"
+        client.send(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert client.response().body == b"ok"
+    assert statuses == [{"exit": 7, "raise": 1, "return": 0, "yield": 0}[how]] * 3

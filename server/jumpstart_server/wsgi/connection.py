@@ -355,6 +355,11 @@ class Connection:
         if self.is_tls and not self.is_cut:  # a good-bye would say that the body was whole
             self.say_goodbye()
         try:
+            if not self.is_cut:
+                self.sock.shutdown(socket.SHUT_RDWR)  # the end also where a child that the app forked has a copy
+        except OSError:
+            pass
+        try:
             self.sock.close()
         except OSError:
             pass

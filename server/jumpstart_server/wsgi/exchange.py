@@ -26,6 +26,7 @@ from jumpstart_server.http1 import (
     error_response,
 )
 from jumpstart_server.refusals import body_size
+from jumpstart_server.wsgi import forks
 from jumpstart_server.wsgi.body import RequestBodyError
 from jumpstart_server.wsgi.environ import Environ
 from jumpstart_server.wsgi.files import FileWrapper
@@ -134,6 +135,8 @@ class Exchange:
         except ClientGoneError as error:
             self._client_gone(error)
         except BaseException as error:
+            if forks.in_child:
+                forks.end_child(error)
             if self.broken:  # the app wrapped or replaced our ClientGoneError
                 self._client_gone(error)
             else:
@@ -342,6 +345,8 @@ class Exchange:
             self._send(piece)
 
     def _send(self, data: bytes) -> None:
+        if forks.in_child:
+            forks.end_child()
         began = monotonic()
         try:
             self.connection.send(data)

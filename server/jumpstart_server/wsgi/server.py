@@ -37,7 +37,7 @@ from jumpstart_server.http1 import (
     read_proxy_header,
 )
 from jumpstart_server.refusals import Refusals
-from jumpstart_server.wsgi import pace
+from jumpstart_server.wsgi import forks, pace
 from jumpstart_server.wsgi.body import BodyReader
 from jumpstart_server.wsgi.connection import BODY, HEAD, IDLE, LINGERING, PREFACE, UNREAD, Address, Connection
 from jumpstart_server.wsgi.deadlines import GONE, NEVER, Deadlines
@@ -136,6 +136,7 @@ class WSGIServer:
         Raises:
             RuntimeError: the system has no thread to give.
         """
+        forks.serve_here()
         self.note_lag(self._clock(), 0.0)
         self.pool.start()
         self._listeners.start()
