@@ -22,6 +22,7 @@ MAY_EXIT = {
     "server/jumpstart_server/mold.py",
     "server/jumpstart_server/worker.py",
     "server/jumpstart_server/system.py",  # the parent is gone: nobody is left to be told
+    "server/jumpstart_server/wsgi/forks.py",  # a child of a handler, which must not come back
 }
 MAY_READ_THE_ENVIRONMENT = {"server/jumpstart_server/config.py"}
 MAY_HAND_THE_ENVIRONMENT_ON = {"server/jumpstart_server/spawn.py"}  # whole, to a child

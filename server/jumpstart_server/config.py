@@ -324,7 +324,7 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
     except msgspec.ValidationError:
         unit = f" ({option.unit})" if option.unit else ""
         raise ConfigError(f"{value.place}: {raw!r} is not allowed; write {allowed_values(option)}{unit}") from None
-    if option.key in TEXTS_OF_OWN_FORM and converted:
+    if option.key in TEXTS_OF_OWN_FORM and (converted or option.key == "access_logformat"):
         TEXTS_OF_OWN_FORM[option.key](converted, option=value.place)
     if option.key == "root_path":
         return converted.rstrip("/")
@@ -371,6 +371,10 @@ def _check(settings: Settings) -> None:
     ):
         if path and not Path(path).is_file():
             raise ConfigError(f"{flag} {path}: no such file")
+    if tenant.ssl_certfile:
+        from jumpstart_server.tls import server_context
+
+        server_context(tenant.ssl_certfile, tenant.ssl_keyfile)
     if settings.server.capture_output and settings.server.error_logfile == STREAM:
         raise ConfigError("--capture-output: name a file with --error-logfile, or there is nothing to capture it into")
     if settings.server.admin not in ("auto", "off"):

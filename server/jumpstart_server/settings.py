@@ -140,8 +140,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queue_timeout: Annotated[
         float,
         _option(
-            "How long a request may wait for a thread before it is answered with 503, without having started; "
-            "0 is for ever.",
+            "How long a request to a WSGI handler may wait for a thread before it is answered with 503, without having "
+            "started; 0 is for ever.",
             "--queue-timeout",
             unit="s",
             ge=0,

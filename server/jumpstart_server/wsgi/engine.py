@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from jumpstart_server.access import AccessLog
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.engine import CANCEL_GRACE, BecomeReady, PoolStats
 from jumpstart_server.settings import TenantSettings
+from jumpstart_server.tls import server_context
 from jumpstart_server.wsgi.server import WSGIServer
 from jumpstart_warmup.observe import Observer
 
@@ -60,7 +60,7 @@ class WSGIEngine:
             queue=tenant.queue,
             queue_timeout=tenant.queue_timeout,
             stream_bodies=tenant.stream_bodies,
-            tls=_tls_context(tenant),
+            tls=server_context(tenant.ssl_certfile, tenant.ssl_keyfile) if tenant.ssl_certfile else None,
             access=access,
         )
 
@@ -111,15 +111,3 @@ class WSGIEngine:
     def stats(self) -> PoolStats:
         """As of `Engine`."""
         return self._server.stats()
-
-
-def _tls_context(tenant: TenantSettings) -> ssl.SSLContext | None:
-    if not tenant.ssl_certfile:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(tenant.ssl_certfile, tenant.ssl_keyfile or None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--ssl-certfile {tenant.ssl_certfile}: cannot be used: {error}") from error
-    context.set_alpn_protocols(["http/1.1"])
-    return context

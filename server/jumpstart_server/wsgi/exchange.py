@@ -82,6 +82,7 @@ class Exchange:
         status: of the response, as far as it is known; 499 when the client left before its end.
         must_close: the connection must not be used for another request.
         broken: nothing more may be sent over it.
+        is_given_up: the server ends without it, and has said so in the access log.
         began: seconds of the monotonic clock, when the handler was called.
         queued: seconds that the request waited for a thread.
         sending: seconds in calls that send, which may wait for the client and for the GIL.
@@ -92,6 +93,7 @@ class Exchange:
     status = 0
     must_close = False
     broken = False
+    is_given_up = False
     queued = 0.0
     sending = 0.0
     rule: str | None = None

@@ -43,9 +43,9 @@ def end_child(error: BaseException | None = None) -> NoReturn:
         code = 1
     else:
         logger.warning("a child that a handler forked came back from it, and is ended; its response is not sent")
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
         try:
-            stream.flush()
+            getattr(sys, name).flush()
         except (OSError, ValueError, AttributeError):
             pass
     os._exit(code & 0xFF)

@@ -181,6 +181,16 @@ class WSGIServer:
             for connection in list(self._all.values()):
                 self._close(connection)
             self._epoll.close()
+            return
+        now = self._clock()
+        for thread in self.pool.jobs():
+            exchange = thread.job
+            if isinstance(exchange, Exchange):
+                exchange.is_given_up = True
+                logger.warning("cut short by the stop after %.1f s: %s", now - exchange.began, exchange)
+                self.refusals.write_line(
+                    exchange.connection.peer, 503, b"", exchange.head, now - exchange.began + exchange.queued
+                )
 
     # ------------------------------------------------------------------ what requests ask
 
@@ -584,7 +594,7 @@ class WSGIServer:
             evidence=MARKER_KEY not in environ,
             rule=exchange.rule,
         )
-        if self._access is not None:
+        if self._access is not None and not exchange.is_given_up:
             self._write_line(self._access, exchange, environ, ended)
         reader = connection.reader
         if reader is not None or connection.body is not None:
