@@ -274,6 +274,8 @@ def test_a_signal_before_anything_is_set_up_leaves_nothing(
             began = time.monotonic()
             wait_until(lambda: time.monotonic() - began >= moment * 0.05)  # noqa: B023
             to_group(server, number)
-            assert ends_promptly(server) in (0, 130, -number)
+            code = ends_promptly(server)
+            # CPython itself exits with 1 when it is interrupted while it imports site.
+            assert code in (0, 130, -number) or (code == 1 and "Failed to import the site module" in server.stderr)
             if number is signal.SIGTERM:
                 assert TRACEBACK not in server.stderr
