@@ -99,6 +99,7 @@ def run(
     """Serve (or build a profile) until told to stop, then end the process with the app's own exit hooks run."""
     code = ExitCode.INTERNAL
     signal.signal(signal.SIGINT, lambda *_: None)  # the supervisor's, whatever the app made of it
+    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_come, after_in_child=_leave_signals)
     try:
         worker = _Worker(start, booted, corpus, listeners, process)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -108,6 +109,26 @@ def run(
     except BaseException:
         logger.critical("internal error in worker pid=%d", os.getpid(), exc_info=True)
     sys.exit(code)
+
+
+SIGNALS_OF_OURS = (signal.SIGTERM, signal.SIGINT)
+_mask = threading.local()
+
+
+def _hold_signals() -> None:
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_OF_OURS)
+
+
+def _let_signals_come() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+def _leave_signals() -> None:
+    """A child that the app forks: its signals are not the worker's, whose event loop would hear of them."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS_OF_OURS:
+        signal.signal(number, signal.SIG_DFL)
+    _let_signals_come()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -381,7 +381,10 @@ class Connection:
         body, self.body = self.body, None
         self.length = 0
         if body is not None:
-            body.close()
+            try:
+                body.close()
+            except OSError:
+                pass  # it could not be written, and nobody wants it
 
 
 def _is_ready(fd: int, event: int, timeout_s: float) -> bool:

@@ -501,6 +501,12 @@ class WSGIServer:
             else:
                 if connection.reader is not None:
                     connection.reader.complete = True
+                elif connection.body is not None:
+                    try:
+                        connection.body.seek(0)  # writes what is left of it
+                    except OSError as error:
+                        logger.error("cannot keep the body of a request: %s", error)
+                        return self._answer(connection, 507, "there is no room for the body", connection.head)
                 ready = True
         if ready:
             return self._whole(thread, connection, data)
