@@ -217,7 +217,7 @@ class Connection:
         self.length += len(data)
 
     def make_environ(self, head: RequestHead) -> Environ:
-        """The environ of a request whose body has come."""
+        """The environ of a request whose body has come, and is rewound."""
         base = self.base
         if base is None:
             base = self.base = self.server.base_environ(self)
@@ -231,7 +231,6 @@ class Connection:
             if head.content_length is not None:
                 environ["CONTENT_LENGTH"] = str(head.content_length)
         elif body is not None:
-            body.seek(0)
             environ["wsgi.input"] = body
             environ["CONTENT_LENGTH"] = str(self.length)
         else:

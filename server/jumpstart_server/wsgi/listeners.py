@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 
+from jumpstart_server.wsgi.connection import Address
 from jumpstart_server.wsgi.deadlines import NEVER
 
 logger = logging.getLogger(__name__)
@@ -16,8 +17,6 @@ logger = logging.getLogger(__name__)
 ACCEPTS = 16  # connections at one event; the others stay for other workers
 NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 ACCEPT_PAUSE = 1.0  # seconds without accepting after the descriptors ran out
-
-Address = tuple[str, int]
 
 
 class Listeners:

@@ -492,8 +492,7 @@ class WSGIServer:
                     try:
                         connection.take_body(event.data)
                     except OSError as error:
-                        logger.error("cannot keep the body of a request: %s", error)
-                        return self._answer(connection, 507, "there is no room for the body", connection.head)
+                        return self._no_room(connection, error)
             elif isinstance(event, ParseError):
                 return self._refuse(connection, event)
             elif connection.phase == UNREAD:
@@ -505,13 +504,16 @@ class WSGIServer:
                     try:
                         connection.body.seek(0)  # writes what is left of it
                     except OSError as error:
-                        logger.error("cannot keep the body of a request: %s", error)
-                        return self._answer(connection, 507, "there is no room for the body", connection.head)
+                        return self._no_room(connection, error)
                 ready = True
         if ready:
             return self._whole(thread, connection, data)
         self._await_more(connection)
         return True
+
+    def _no_room(self, connection: Connection, error: OSError) -> bool:
+        logger.error("cannot keep the body of a request: %s", error)
+        return self._answer(connection, 507, "there is no room for the body", connection.head)
 
     def _await_more(self, connection: Connection) -> None:
         """A request has not come whole."""
