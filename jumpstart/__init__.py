@@ -8,6 +8,7 @@ test, and importing it stays cheap.
 from jumpstart._version import __version__
 from jumpstart.caches import cached
 from jumpstart.context import cold_event, is_warmup
+from jumpstart.deadlines import RequestTimeout, cancelled, deadline, extend_deadline
 from jumpstart.errors import JumpstartError
 from jumpstart.recorder import Recorder
 from jumpstart.records import Reason, Record, Tally
@@ -17,9 +18,13 @@ __all__ = [
     "Reason",
     "Record",
     "Recorder",
+    "RequestTimeout",
     "Tally",
     "__version__",
     "cached",
+    "cancelled",
     "cold_event",
+    "deadline",
+    "extend_deadline",
     "is_warmup",
 ]

@@ -8,7 +8,8 @@ or task the work happens in, since context variables follow both.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 MAX_EVENTS = 1000  # per request; a first request of a large app imports a few hundred modules
@@ -22,12 +23,21 @@ class RequestContext:
         warmup: it is a warm-up or shadow request: nobody reads its response.
         events: cold events as ``(kind, what)``: ``("import", "decimal")``, ``("template", "cart.html")``.
         imports: names of modules whose import began in it, in order; those that failed are not in `sys.modules` after.
+        expires: when its time is over, in seconds of the monotonic clock; infinity for never. The server stops it then,
+            and looks again first, since `jumpstart.extend_deadline` may have moved it.
+        latest: where *expires* can be moved at most.
+        is_stopped: its time was over; the server has answered in its place.
+        has_left: whether its client has gone away; None where nobody can tell.
     """
 
-    __slots__ = ("events", "imports", "warmup")
+    __slots__ = ("events", "expires", "has_left", "imports", "is_stopped", "latest", "warmup")
 
-    def __init__(self, *, warmup: bool = False) -> None:
+    def __init__(self, *, warmup: bool = False, expires: float = math.inf, latest: float = math.inf) -> None:
         self.warmup = warmup
+        self.expires = expires
+        self.latest = latest
+        self.is_stopped = False
+        self.has_left: Callable[[], bool] | None = None
         self.events: list[tuple[str, str]] = []
         self.imports: list[str] = []
 

@@ -157,6 +157,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pool: PoolStats = PoolStats()
 
 
+class Renew(msgspec.Struct, frozen=True, tag=True):
+    """A worker wants to be replaced, the new one ready first; *reason* is for the log: memory, overruns …"""
+
+    reason: str
+
+
 class Learnt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything that a worker knows and a next boot would want; replaces what it sent before."""
 
@@ -191,6 +197,7 @@ Message = (
     | Hello
     | WorkerReady
     | StoppedAccepting
+    | Renew
     | ShutdownFailed
     | Stats
     | Learnt

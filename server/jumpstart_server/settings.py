@@ -129,6 +129,61 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             le=10_000,
         ),
     ] = 40
+    timeout: Annotated[
+        float,
+        _option(
+            "How long a request may take in all, from when its handler is called; then its client gets 504, or a "
+            "broken stream, and the handler is stopped. 0 is for ever.",
+            "-t",
+            "--timeout",
+            unit="s",
+            ge=0,
+        ),
+    ] = 30
+    timeout_extension: Annotated[
+        float,
+        _option(
+            "How much longer than --timeout handlers may make a request with jumpstart.extend_deadline().",
+            "--timeout-extension",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0
+    first_byte_timeout: Annotated[
+        float,
+        _option(
+            "How long a handler may take until the first byte of its response; then 504. 0 is as long as --timeout.",
+            "--first-byte-timeout",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0
+    idle_timeout: Annotated[
+        float,
+        _option(
+            "How long a response that has begun may pause, between two chunks of a stream; then it is broken off. 0 is "
+            "as long as --timeout.",
+            "--idle-timeout",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0
+    on_deadline: Annotated[
+        Literal["interrupt", "sever"],
+        _option(
+            "How the thread of a handler is stopped whose request is over its time, or whose client has left: "
+            "interrupt raises jumpstart.RequestTimeout at its next bytecode; sever also shuts down the socket that it waits on.",
+            "--on-deadline",
+        ),
+    ] = "interrupt"
+    max_overruns: Annotated[
+        int,
+        _option(
+            "Threads of a worker that may run on although their requests were stopped; at more the worker is replaced.",
+            "--max-overruns",
+            ge=0,
+        ),
+    ] = 16
     queue: Annotated[
         int,
         _option(
