@@ -172,7 +172,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["interrupt", "sever"],
         _option(
             "How the thread of a handler is stopped whose request is over its time, or whose client has left: "
-            "interrupt raises jumpstart.RequestTimeout at its next bytecode; sever also shuts down the socket that it waits on.",
+            "interrupt raises jumpstart.RequestTimeout at its next bytecode; sever also shuts down the socket that it "
+            "waits on.",
             "--on-deadline",
         ),
     ] = "interrupt"
