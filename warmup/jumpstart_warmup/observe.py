@@ -42,7 +42,27 @@ WSGIApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 WARMUP_KEY = "jumpstart.warmup"
 """Scope or environ key, True inside warm-up and shadow requests that this process makes."""
 
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_MILLISECONDS = (
+    1,
+    2.5,
+    5,
+    10,
+    25,
+    50,
+    100,
+    250,
+    500,
+    1000,
+    2500,
+    5000,
+    10_000,
+    30_000,
+    60_000,
+    120_000,
+    300_000,
+    600_000,
+)
+BUCKETS_S = tuple(bound / 1000 for bound in _MILLISECONDS)
 """Upper bounds (inclusive) of the latency histogram in seconds; one more bucket takes the rest."""
 
 MAX_ROUTES = 1000
@@ -139,6 +159,9 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
         cold_requests: those with at least one cold event.
         errors: those with a status of 500 or more.
         latency_sum_s: seconds from the call of the app to the last chunk, summed.
+        cpu_requests: those whose CPU time was measured: a sample.
+        cpu_s: their seconds on the CPU, of thread or coroutine, summed.
+        cpu_latency_s: their part of *latency_sum_s*.
         buckets: how many fell into each of `BUCKETS_S`, and the rest; not cumulative.
         cold_events: kind → number.
         cold_names: the last names of cold events, ``kind name``, oldest first, each once.
@@ -148,6 +171,9 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
     cold_requests: int = 0
     errors: int = 0
     latency_sum_s: float = 0.0
+    cpu_requests: int = 0
+    cpu_s: float = 0.0
+    cpu_latency_s: float = 0.0
     buckets: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)
     cold_events: dict[str, int] = {}
     cold_names: tuple[str, ...] = ()
@@ -169,9 +195,23 @@ class ObserverSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class _Entry:
     """One route's books, changed under the observer's lock."""
 
-    __slots__ = ("buckets", "cold_events", "cold_names", "cold_requests", "errors", "latency_sum_s", "requests")
+    __slots__ = (
+        "buckets",
+        "cold_events",
+        "cold_names",
+        "cold_requests",
+        "cpu_latency_s",
+        "cpu_requests",
+        "cpu_s",
+        "errors",
+        "latency_sum_s",
+        "requests",
+    )
 
     def __init__(self) -> None:
+        self.cpu_requests = 0
+        self.cpu_s = 0.0
+        self.cpu_latency_s = 0.0
         self.requests = 0
         self.cold_requests = 0
         self.errors = 0
@@ -196,6 +236,9 @@ class _Entry:
             cold_requests=self.cold_requests,
             errors=self.errors,
             latency_sum_s=self.latency_sum_s,
+            cpu_requests=self.cpu_requests,
+            cpu_s=self.cpu_s,
+            cpu_latency_s=self.cpu_latency_s,
             buckets=tuple(self.buckets),
             cold_events=dict(self.cold_events),
             cold_names=tuple(self.cold_names),
@@ -208,12 +251,23 @@ _CellKey = tuple[str, bytes, str | None, int, bool]  # method, target, rule, sta
 class _Cell:
     """Requests that were alike, and are not in the books yet."""
 
-    __slots__ = ("buckets", "elapsed_s", "headers")
+    __slots__ = ("buckets", "cpu_latency_s", "cpu_requests", "cpu_s", "elapsed_s", "headers")
 
     def __init__(self, headers: Headers) -> None:
         self.headers = headers
         self.elapsed_s = 0.0
+        self.cpu_requests = 0
+        self.cpu_s = 0.0
+        self.cpu_latency_s = 0.0
         self.buckets = [0] * (len(BUCKETS_S) + 1)
+
+    def add(self, elapsed_s: float, cpu_s: float) -> None:
+        self.elapsed_s += elapsed_s
+        self.buckets[bisect_left(BUCKETS_S, elapsed_s)] += 1
+        if cpu_s >= 0:
+            self.cpu_requests += 1
+            self.cpu_s += cpu_s
+            self.cpu_latency_s += elapsed_s
 
 
 class Observer:
@@ -263,9 +317,9 @@ class Observer:
             status: 499 when the client left, 500 when the handler raised.
             evidence: it shows what is hot: neither warm-up nor shadow, nor marked as one.
         """
-        buckets = [0] * (len(BUCKETS_S) + 1)
-        buckets[bisect_left(BUCKETS_S, elapsed_s)] = 1
-        self._book(context, route, method, target, headers, status, elapsed_s, buckets, evidence)
+        cell = _Cell(headers)
+        cell.add(elapsed_s, -1.0)
+        self._book(context, route, method, target, status, cell, evidence)
 
     def _book(
         self,
@@ -273,27 +327,28 @@ class Observer:
         route: str,
         method: str,
         target: str,
-        headers: Headers,
         status: int,
-        elapsed_s: float,
-        buckets: list[int],
+        cell: _Cell,
         evidence: bool,
     ) -> None:
-        """Put requests that are alike into the books: as many as *buckets* say, *elapsed_s* together."""
+        """Put requests that are alike into the books: as many as the buckets of *cell* say."""
         events = context.events
         if context.imports:
             events = [*events, *(("import", name) for name in import_events(context))]
         key = f"{method if method in _METHODS else 'OTHER'} {route}"
         table = self._warmup if context.warmup else self._routes
-        number = sum(buckets)
+        number = sum(cell.buckets)
         with self._lock:
             entry = table.get(key)
             if entry is None:
                 entry = self._open(table, key)
                 self._changes += 1
             entry.requests += number
-            entry.latency_sum_s += elapsed_s
-            for index, count in enumerate(buckets):
+            entry.latency_sum_s += cell.elapsed_s
+            entry.cpu_requests += cell.cpu_requests
+            entry.cpu_s += cell.cpu_s
+            entry.cpu_latency_s += cell.cpu_latency_s
+            for index, count in enumerate(cell.buckets):
                 entry.buckets[index] += count
             if status >= 500:
                 entry.errors += number
@@ -301,7 +356,7 @@ class Observer:
                 entry.add_cold(events)
                 self._changes += 1
         if evidence and not context.warmup and self._corpus is not None and target and 200 <= status < 400:
-            self._corpus.observe_request(route[:MAX_ROUTE_NAME], method, target, headers, number)
+            self._corpus.observe_request(route[:MAX_ROUTE_NAME], method, target, cell.headers, number)
 
     def count(
         self,
@@ -314,6 +369,7 @@ class Observer:
         elapsed_s: float,
         evidence: bool,
         rule: str | None = None,
+        cpu_s: float = -1.0,
     ) -> None:
         """
         Close an entry, as `end` does; cheap for a request like one before it, since it is only counted.
@@ -323,20 +379,19 @@ class Observer:
             target: path and query as they came.
             rule: the template of the route, if the framework named it; else the path is normalised.
             evidence: as in `end`.
+            cpu_s: seconds on the CPU; negative where nobody measured them.
         """
         key = (method, target, rule, status, evidence)
         if context.events or context.imports or context.warmup:
             cell = _Cell(headers)
-            cell.elapsed_s = elapsed_s
-            cell.buckets[bisect_left(BUCKETS_S, elapsed_s)] = 1
+            cell.add(elapsed_s, cpu_s)
             self._settle_one(context, key, cell)
             return
         with self._lock:
             known = self._cells.get(key)
             if known is None:
                 known = self._cells[key] = _Cell(headers)
-            known.elapsed_s += elapsed_s
-            known.buckets[bisect_left(BUCKETS_S, elapsed_s)] += 1
+            known.add(elapsed_s, cpu_s)
             full = len(self._cells) >= MAX_CELLS
         if full:
             self.settle()
@@ -355,7 +410,7 @@ class Observer:
         target = raw_target.decode("latin-1")
         if rule is None:
             rule = NOT_FOUND if status == 404 else normalise_path(unquote(target.partition("?")[0]) or "/")
-        self._book(context, rule, method, target, cell.headers, status, cell.elapsed_s, cell.buckets, evidence)
+        self._book(context, rule, method, target, status, cell, evidence)
 
     def _open(self, table: dict[str, _Entry], key: str) -> _Entry:
         if len(table) >= MAX_ROUTES:
@@ -404,6 +459,9 @@ def _add(one: RouteStats, two: RouteStats) -> RouteStats:
         cold_requests=one.cold_requests + two.cold_requests,
         errors=one.errors + two.errors,
         latency_sum_s=one.latency_sum_s + two.latency_sum_s,
+        cpu_requests=one.cpu_requests + two.cpu_requests,
+        cpu_s=one.cpu_s + two.cpu_s,
+        cpu_latency_s=one.cpu_latency_s + two.cpu_latency_s,
         buckets=tuple(a + b for a, b in zip(one.buckets, two.buckets, strict=True)),
         cold_events={kind: one.cold_events.get(kind, 0) + two.cold_events.get(kind, 0) for kind in kinds},
         cold_names=tuple(names)[-MAX_NAMES:],

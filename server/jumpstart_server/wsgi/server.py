@@ -582,7 +582,9 @@ class WSGIServer:
         thread.job = exchange
         thread.quick = quick
         context = RequestContext()
+        cpu_began = -1.0 if quick else time.thread_time()
         self._context.copy().run(exchange.run, self._app, context)
+        cpu_s = -1.0 if quick else time.thread_time() - cpu_began
         thread.quick = False
         thread.job = None
         ended = self._clock()
@@ -601,6 +603,7 @@ class WSGIServer:
             elapsed_s=ended - began,
             evidence=MARKER_KEY not in environ,
             rule=exchange.rule,
+            cpu_s=cpu_s,
         )
         if self._access is not None and not exchange.is_given_up:
             self._write_line(self._access, exchange, environ, ended)
