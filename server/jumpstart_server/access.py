@@ -200,10 +200,10 @@ def compile_format(
     return _text_format(NAMED.get(text, text), option, pid, wall_clock_ns)
 
 
-_ATOM = re.compile(r"%(?:\((?P<name>[^()]*)\)(?P<width>-?\d*)[sd]|(?P<percent>%))")
+ATOM = re.compile(r"%(?:\((?P<name>[^()]*)\)(?P<width>-?\d*)[sd]|(?P<percent>%))")
 _SAFE = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
 _ESCAPES = [chr(byte) if byte in _SAFE else f"\\x{byte:02X}" for byte in range(256)]
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def _text_format(text: str, option: str, pid: int, wall_clock_ns: Callable[[], int]) -> Format:
@@ -212,7 +212,7 @@ def _text_format(text: str, option: str, pid: int, wall_clock_ns: Callable[[], i
     template: list[str] = []
     getters: list[Getter] = []
     end = 0
-    for match in _ATOM.finditer(text):
+    for match in ATOM.finditer(text):
         template.append(_literal(text[end : match.start()], option))
         end = match.end()
         name = match["name"]
@@ -358,7 +358,7 @@ class _Clock:
         known = self._clf
         if known[0] != second:
             now = datetime.fromtimestamp(second, UTC).astimezone()
-            known = self._clf = second, f"[{now:%d}/{_MONTHS[now.month - 1]}/{now:%Y:%H:%M:%S %z}]"
+            known = self._clf = second, f"[{now:%d}/{MONTHS[now.month - 1]}/{now:%Y:%H:%M:%S %z}]"
         return known[1]
 
     def rfc3339(self) -> str:

@@ -42,27 +42,9 @@ WSGIApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 WARMUP_KEY = "jumpstart.warmup"
 """Scope or environ key, True inside warm-up and shadow requests that this process makes."""
 
-_MILLISECONDS = (
-    1,
-    2.5,
-    5,
-    10,
-    25,
-    50,
-    100,
-    250,
-    500,
-    1000,
-    2500,
-    5000,
-    10_000,
-    30_000,
-    60_000,
-    120_000,
-    300_000,
-    600_000,
-)
-BUCKETS_S = tuple(bound / 1000 for bound in _MILLISECONDS)
+_MILLISECONDS = (1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+_SECONDS = (1, 2.5, 5, 10, 15, 20, 30, 45, 60, 90, 120, 300, 600)
+BUCKETS_S = (*(bound / 1000 for bound in _MILLISECONDS), *map(float, _SECONDS))
 """Upper bounds (inclusive) of the latency histogram in seconds; one more bucket takes the rest."""
 
 MAX_ROUTES = 1000
