@@ -16,8 +16,8 @@ from typing import Any, Self
 from benchmarks import machine
 from benchmarks.figures import percentile
 from benchmarks.load import wrk
-from benchmarks.processes import Failure, Process, RunningServer, Tool, Upstream, environment
-from benchmarks.servers import SERVERS
+from benchmarks.processes import Failure, Process, RunningServer, Tool, Upstream, environment, free_port
+from benchmarks.servers import SERVERS, tenants_toml
 
 TOOL_S = 30.0  # what a load generator may take beyond the time that it loads
 LAB_S = 24 * 3600.0  # the upstream ends by itself after this, should we be killed
@@ -96,6 +96,18 @@ class Lab:
         with RunningServer(SERVERS[name], interface, app, threads, self._programs, environ) as server:
             server.wait_until_ready()
             yield server
+
+    @contextlib.contextmanager
+    def serve_tenants(self, app: str, threads: dict[str, int]) -> Iterator[tuple[RunningServer, dict[str, int]]]:
+        """Jumpstart with several tenants, up and answering, and the port of each."""
+        ports = {tenant: free_port() for tenant in threads}
+        first = next(iter(ports.values()))
+        config = tenants_toml(app, {tenant: (ports[tenant], count) for tenant, count in threads.items()})
+        server = RunningServer(SERVERS["jumpstart"], "wsgi", app, 0, self._programs, {}, config=config, port=first)
+        with server:
+            for port in ports.values():
+                server.wait_until_ready(port)
+            yield server, ports
 
     def tool(self, name: str, limit_s: float, **options: Any) -> dict[str, Any]:
         """What one run of a load generator gave."""

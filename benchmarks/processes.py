@@ -164,11 +164,22 @@ class RunningServer(Process):
     """A server under test. `wait_until_ready` before use; its folder goes when it ends."""
 
     def __init__(
-        self, server: Server, interface: str, app: str, threads: int, programs: Path, more: dict[str, str]
+        self,
+        server: Server,
+        interface: str,
+        app: str,
+        threads: int,
+        programs: Path,
+        more: dict[str, str],
+        *,
+        config: str = "",
+        port: int = 0,
     ) -> None:
+        """*config*: the text of a jumpstart.toml, which says all else; then *port* is one of its ports."""
         self.name = server.name
-        self.port = free_port()
+        self.port = port or free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="benchmarks-"))
+        (self._folder / "jumpstart.toml").write_text(config)
         self._log = self._folder / "log"
         launch = Launch(interface, app, self.port, threads, programs)
         environ = environment(
@@ -180,16 +191,17 @@ class RunningServer(Process):
         )
         try:
             with self._log.open("wb") as log:
-                super().__init__(server.command(launch), environ, self._folder, stdout=log, stderr=log)
+                command = [server.command(launch)[0], "serve"] if config else server.command(launch)
+                super().__init__(command, environ, self._folder, stdout=log, stderr=log)
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise Failure(f"{server.name} cannot be started: {error}") from None
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, port: int = 0) -> None:
         until = time.monotonic() + START_S
         while time.monotonic() < until and self.child.poll() is None:
             with contextlib.suppress(OSError, ValueError):
-                status, _ = get(self.port, "/", timeout_s=5)
+                status, _ = get(port or self.port, "/", timeout_s=5)
                 if status == 200:
                     return
             time.sleep(0.02)

@@ -46,7 +46,11 @@ def run(plan: Plan, lab: Lab) -> None:
 
 
 def _run_one(plan: Plan, scenario: Scenario, lab: Lab, facts: dict[str, Any], notes: list[str]) -> None:
-    servers = [name for name in scenario.servers if not plan.only or not scenario.interface or name in plan.only]
+    servers = [
+        name
+        for name in scenario.servers
+        if not plan.only or not scenario.interface or name.partition(",")[0] in plan.only
+    ]
     if not servers:
         say(f"{scenario.name}: none of the chosen servers takes part")
         return

@@ -55,6 +55,11 @@ def _sleeping_tokens(count: int, interval_s: float) -> Iterator[bytes]:
         yield b'{"token": %6d}\n' % number
 
 
+def mixed(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    """A stream where ``?n=`` asks for tokens, else a handler that waits."""
+    return (sleeping_stream if "n=" in environ.get("QUERY_STRING", "") else waiting)(environ, start_response)
+
+
 def upstream_stream(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
     """Passes on what the upstream at $BENCH_UPSTREAM (HOST:PORT) streams, as it arrives."""
     query = environ.get("QUERY_STRING", "")

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-NAMES = ("burst", "closed_loop", "crowd", "upstream")
+NAMES = ("burst", "closed_loop", "crowd", "mix", "upstream")
 
 
 def main() -> None:

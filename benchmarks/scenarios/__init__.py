@@ -7,11 +7,12 @@ To add one: a module with a function that measures one server in one round (`Sce
 from __future__ import annotations
 
 from benchmarks.scenario import Scenario
-from benchmarks.scenarios import crowd, def_endpoints, generators, hello, memory, streams, waiting
+from benchmarks.scenarios import crowd, def_endpoints, generators, hello, memory, streams, tenants, waiting
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
+        tenants.SCENARIO,
         *hello.SCENARIOS,
         waiting.SCENARIO,
         *streams.SCENARIOS,
