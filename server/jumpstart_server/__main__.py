@@ -1,7 +1,8 @@
 """
 The ``jumpstart`` command, and ``python -m jumpstart_server``.
 
-``serve`` starts the process that will import the app before anything else is imported here: both take a while.
+``serve`` starts the process that will import the app before anything else is imported here: both take a while. Before
+that even, it sees to its signals, for they may come at any moment.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ import signal
 import sys
 import time
 
-from jumpstart_server.spawn import Interpreter, start_interpreter
+from jumpstart_server import early_signals
+
+TYPE_CHECKING = False  # typing's own costs as much as all else that is imported before the signals are seen to
+if TYPE_CHECKING:
+    from jumpstart_server.spawn import Interpreter
 
 INTERRUPTED = 130  # the shell's code for an end by Ctrl-C
+STOPPED = 0  # asked to end, and did, as after a longer life
 
 
 def main() -> None:
     """Run the command line and exit with the codes of the README."""
     started = time.monotonic()
+    words = sys.argv[1:]
+    if is_serve := words[:1] == ["serve"] and not {"-h", "--help"} & set(words):
+        _prepare_for_signals()
     _open_standard_streams()
-    waiting = _start_ahead(sys.argv[1:])
-    if waiting is not None:
-        # Until the supervisor has handlers of its own: an import that a KeyboardInterrupt ends may raise anything else.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # *waiting* ends with its channel
+    waiting = _start_ahead(words) if is_serve else None
     try:
         from jumpstart_server.cli import run
 
@@ -36,6 +42,20 @@ def main() -> None:
     sys.exit(code)
 
 
+def _prepare_for_signals() -> None:
+    """
+    Until the supervisor has handlers of its own.
+
+    What asks for an end ends us at once: as PID 1 we would never see it otherwise, SIGQUIT would leave a core file, and
+    an import that a KeyboardInterrupt ends may raise anything else. *waiting* ends with its channel. Other signals are
+    held back; the supervisor lets them in when it has handlers for them.
+    """
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    for number in (signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, lambda *_: os._exit(STOPPED))
+    early_signals.hold()
+
+
 def _open_standard_streams() -> None:
     """Where a standard stream is closed, its number would be given to the first socket that we open."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -46,8 +66,8 @@ def _open_standard_streams() -> None:
 
 
 def _start_ahead(words: list[str]) -> Interpreter | None:
-    if words[:1] != ["serve"] or {"-h", "--help"} & set(words):
-        return None
+    from jumpstart_server.spawn import start_interpreter
+
     label = words[1] if len(words) > 1 and not words[1].startswith("-") else "app"
     return start_interpreter(label)
 

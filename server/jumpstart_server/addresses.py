@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jumpstart.errors import AddressInUseError, ConfigError
+from jumpstart_server import system
+from jumpstart_server.privileges import Identity, give_socket
 from jumpstart_server.settings import TenantSettings
 
 logger = logging.getLogger(__name__)
@@ -110,13 +112,14 @@ def addresses_of(tenant: TenantSettings) -> list[Address]:
     return [Address(host=tenant.host or DEFAULT_HOST, port=port)]
 
 
-def bind(address: Address, permissions: int | None = None) -> socket.socket:
+def bind(address: Address, permissions: int | None = None, owner: Identity | None = None) -> socket.socket:
     """
     Return a bound, non-blocking socket that does not listen yet and is not inherited by children.
 
     Args:
         permissions: of the file of a Unix socket; by default as the umask has it. Given, it changes the umask of the
             whole process for a moment: no other thread may make files then.
+        owner: who gets the file of a Unix socket.
 
     Raises:
         AddressInUseError: another process has the address.
@@ -127,6 +130,8 @@ def bind(address: Address, permissions: int | None = None) -> socket.socket:
             bound = _duplicate(address)
         elif address.path:
             bound = _bind_path(address, permissions)
+            if owner is not None:
+                give_socket(address.path, owner)
         else:
             bound = _bind_internet(address)
     except OSError as error:
@@ -146,10 +151,21 @@ def _duplicate(address: Address) -> socket.socket:
     except OSError:
         os.close(number)
         raise
-    if bound.type != socket.SOCK_STREAM:
+    problem = _why_not_to_serve_on(bound)
+    if problem:
         bound.close()
-        raise ConfigError(f"--bind {address}: not a stream socket")
+        raise ConfigError(f"--bind {address}: {problem}")
     return bound
+
+
+def _why_not_to_serve_on(inherited: socket.socket) -> str:
+    if inherited.type != socket.SOCK_STREAM:
+        return "not a stream socket"
+    try:
+        inherited.getpeername()
+    except OSError:
+        return ""
+    return "a connection, not a socket that listens; with systemd, say Accept=no in the socket's unit"
 
 
 def _bind_internet(address: Address) -> socket.socket:
@@ -224,6 +240,21 @@ def identify(address: Address) -> FileIdentity | None:
     return (found.st_dev, found.st_ino) if found is not None else None
 
 
+def listen(bound: socket.socket, address: Address, identity: FileIdentity | None, backlog: int) -> None:
+    """
+    Let clients come. Of servers that hold one address without listening, the first to come here has it.
+
+    Args:
+        identity: of the file of a Unix socket, when it was bound.
+
+    Raises:
+        OSError: it cannot listen. EADDRINUSE: another server has the address meanwhile, or the file is gone.
+    """
+    if identity is not None and identify(address) != identity:
+        raise OSError(errno.EADDRINUSE, "another server has put its socket there, or the file was removed")
+    bound.listen(backlog)
+
+
 def remove_socket_file(address: Address, identity: FileIdentity | None) -> None:
     """
     Unlink the file of a socket of ours; nothing where somebody, another server perhaps, has put something else there.
@@ -258,7 +289,9 @@ def remove_dead_socket(path: Path) -> None:
             return
         except OSError:
             pass
-    raise AddressInUseError(f"unix:{path} is in use by another process")
+        listener = system.listener_of(probe)
+    by = f"process {listener}" if listener else "another process"
+    raise AddressInUseError(f"unix:{path} is in use by {by}")
 
 
 def describe(bound: socket.socket, *, tls: bool = False) -> str:

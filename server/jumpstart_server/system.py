@@ -69,6 +69,18 @@ def take_no_more(sock: socket.socket) -> None:
             pass  # a kernel without filters: who connects in the last millisecond may see a reset
 
 
+def listener_of(connected: socket.socket) -> int:
+    """The pid of who made the Unix socket at the other end listen; 0 where that cannot be known."""
+    if not IS_LINUX:
+        return 0
+    try:
+        found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return 0
+    pid: int = struct.unpack("3i", found)[0]
+    return max(pid, 0)
+
+
 def children() -> list[int]:
     """The pids of this process's children, adopted ones too; empty where the kernel does not list them."""
     found: list[int] = []
@@ -92,6 +104,11 @@ def dump_stacks_after(seconds: float) -> None:
 def cancel_dump() -> None:
     """Forget what `dump_stacks_after` was to do."""
     faulthandler.cancel_dump_traceback_later()
+
+
+def end_at_once() -> None:
+    """End this process without a word to anybody: it has lost its descriptors, and the way to its parent with them."""
+    os._exit(1)
 
 
 def describe_status(status: int) -> str:

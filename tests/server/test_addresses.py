@@ -24,12 +24,14 @@ from jumpstart_server.addresses import (
     bind,
     describe,
     identify,
+    listen,
     parse_address,
     parse_permissions,
     remove_dead_socket,
     remove_socket_file,
     socket_permissions,
 )
+from jumpstart_server.privileges import Identity
 from jumpstart_server.settings import TenantSettings
 
 
@@ -245,10 +247,41 @@ def test_a_path_that_somebody_serves_is_in_use_and_stays(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
-        with pytest.raises(AddressInUseError):
+        with pytest.raises(AddressInUseError, match=rf"^unix:{path} is in use by process {os.getpid()}$"):
             bind(Address(path=str(path)))
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
+
+
+def test_of_two_that_hold_a_path_the_first_to_listen_has_it(folder: Path) -> None:
+    """As with a port: a server that boots does not listen yet, and looks like a dead one to the next."""
+    address = Address(path=str(folder / "x.sock"))
+    with bind(address) as slow:
+        slow_file = identify(address)
+        with bind(address) as quick:
+            quick_file = identify(address)
+            listen(quick, address, quick_file, 5)
+            with pytest.raises(OSError, match="another server has put its socket there") as caught:
+                listen(slow, address, slow_file, 5)
+            assert caught.value.errno == errno.EADDRINUSE
+            remove_socket_file(address, slow_file)
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(address.path)
+
+
+def test_a_connection_that_is_inherited_is_no_place_to_serve_on() -> None:
+    """As systemd passes it with Accept=yes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ConfigError, match=r"a connection, not a socket that listens; .* Accept=no"):
+        bind(Address(fd=ours.fileno()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_the_file_can_be_given_to_another_user(folder: Path) -> None:
+    path = folder / "x.sock"
+    with bind(Address(path=str(path)), 0o660, Identity(65534, 65533)):
+        found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (65534, 65533, 0o660)
 
 
 def test_what_is_not_a_socket_is_left_alone(folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +16,14 @@ from typing import Any, TypeVar
 import click
 
 from jumpstart._version import __version__
-from jumpstart.errors import JumpstartError
-from jumpstart_server.config import environment, load_settings, unknown_variables
+from jumpstart.errors import ConfigError, JumpstartError
+from jumpstart_server.cli.foreign import explain, foreign_options
+from jumpstart_server.config import Sources, environment, load_all, load_settings, unknown_variables
+from jumpstart_server.envelope.explain import Tenant, findings
+from jumpstart_server.envelope.memory import read_machine
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.logs import LogModuleError, set_up_logging
-from jumpstart_server.settings import Option, Settings, declared_options
+from jumpstart_server.settings import GROUPS, Option, Settings, declared_options
 from jumpstart_server.spawn import Interpreter
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ def settings_options(*sections: str, but: Iterable[str] = ()) -> Callable[[F], F
     """Add the options of *sections* to a command, except the keys in *but*, and ``-c`` and ``--tenant``."""
 
     def decorate(command: F) -> F:
+        command = foreign_options(command)
         for option in reversed(declared_options()):
             if option.section in sections and option.flags and option.key not in but:
                 command = _click_option(option)(command)
@@ -50,8 +54,29 @@ def settings_options(*sections: str, but: Iterable[str] = ()) -> Callable[[F], F
     return decorate
 
 
+class SettingsCommand(click.Command):
+    """A command with many options, which its help shows in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        group_of = {_parameter_name(option): option.group for option in declared_options()}
+        own = "Options"
+        rows: dict[str, list[tuple[str, str]]] = {own: [], **{title: [] for title in GROUPS}}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                rows[group_of.get(parameter.name or "", own)].append(record)
+        for title, records in rows.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _parameter_name(option: Option) -> str:
+    return f"{option.section}__{option.key}"
+
+
 def _click_option(option: Option) -> Callable[[F], F]:
-    parameter = f"{option.section}__{option.key}"
+    parameter = _parameter_name(option)
     unit = f" ({option.unit})" if option.unit else ""
     default = "" if option.default in ("", (), None) or option.is_flag else f" [default: {_shown(option.default)}]"
     text = f"{option.help}{unit}{default}"
@@ -71,18 +96,52 @@ def _shown(value: Any) -> str:
 
 
 def settings_of(target: str | None, config_file: str | None, tenant: str | None, given: dict[str, Any]) -> Settings:
-    """Settings from what click parsed; *given* is parameter (``section__key``) → value."""
+    """Settings of one tenant from what click parsed; *given* is parameter (``section__key``) → value."""
+    environ = environment()
+    warn_of_unknown(environ)
+    settings = load_settings(command_line_of(target, given), environ, config_file=config_file, tenant=tenant)
+    _refuse_without_target([settings])
+    return settings
+
+
+def settings_of_all(
+    target: str | None, config_file: str | None, tenant: str | None, given: dict[str, Any]
+) -> list[Settings]:
+    """As `settings_of`, of every tenant of the file, or of the one that is named; together they must make sense."""
+    sources: dict[str, Sources] = {}
+    settings = load_all(
+        command_line_of(target, given), environment(), config_file=config_file, tenant=tenant, sources=sources
+    )
+    _refuse_without_target(settings)
+    tenants = [Tenant(each, sources[each.tenant_name]) for each in settings]
+    for finding in findings(tenants, read_machine()):
+        if finding.is_error:
+            raise ConfigError(f"{finding.place}: {finding.text}")
+    return settings
+
+
+def warn_of_unknown(environ: Mapping[str, str]) -> None:
+    """Say which ``JUMPSTART_*`` variables nobody reads."""
+    for line in unknown_variables(environ):
+        click.echo(f"jumpstart: warning: {line}", err=True)
+
+
+def command_line_of(target: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Option (``tenant.workers``) → what click parsed for it."""
     command_line = {name.replace("__", ".", 1): value for name, value in given.items()}
     if target is not None:
         _refuse_file(target)
         command_line["app.target"] = command_line["tenant.target"] = target
-    environ = environment()
-    for line in unknown_variables(environ):
-        click.echo(f"jumpstart: warning: {line}", err=True)
-    settings = load_settings(command_line, environ, config_file=config_file, tenant=tenant)
-    if not settings.target:
-        raise click.UsageError("which app? Give TARGET as module:attribute, or [app] target in jumpstart.toml")
-    return settings
+    return command_line
+
+
+def _refuse_without_target(tenants: Sequence[Settings]) -> None:
+    for settings in tenants:
+        if not settings.target:
+            of_whom = f" for tenant {settings.tenant_name}" if len(tenants) > 1 else ""
+            raise click.UsageError(
+                f"which app{of_whom}? Give TARGET as module:attribute, or [app] target in jumpstart.toml"
+            )
 
 
 def set_up_logging_of(settings: Settings) -> None:
@@ -120,7 +179,8 @@ def _refuse_file(target: str) -> None:
 class _Commands(click.Group):
     """The commands by name; only the module of the one that is used is imported, for each boot pays for it."""
 
-    MODULES = ("serve", "build", "profile", "keys", "warm", "status")
+    MODULES = ("serve", "build", "profile", "keys", "warm", "status", "check", "advise", "export")
+    CHECK_CONFIG = "--check-config"  # gunicorn's
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.MODULES)
@@ -131,6 +191,13 @@ class _Commands(click.Group):
         command = getattr(importlib.import_module(f"jumpstart_server.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "serve" and self.CHECK_CONFIG in args:
+            args = ["check", *(word for word in args[1:] if word != self.CHECK_CONFIG)]
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -149,6 +216,9 @@ def run(started: float, waiting: Interpreter | None) -> int:
     """
     try:
         return int(cli.main(standalone_mode=False, obj=Launch(started, waiting)) or ExitCode.CLEAN)
+    except click.NoSuchOption as error:
+        explain(error).show()
+        return ExitCode.USAGE
     except click.ClickException as error:
         error.show()
         return ExitCode.USAGE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -40,7 +40,7 @@ def advise(
         if stats.odd:
             click.echo(f"{stats.odd} lines are of another form, or no requests: left out", err=True)
         envelope = Envelope("the tier of this log", timeout_s=timeout, threads=threads)
-        _tell([envelope], {envelope.tenant: stats.routes}, length, knows_cold=False)
+        _tell([envelope], {envelope.tenant: stats.routes}, length, {}, knows_cold=False)
         return 0
     client = AdminClient.find(admin, paths_of_host(environment()))
     document = client.get("/status")
@@ -54,7 +54,8 @@ def advise(
         document = client.get("/status")
         length = time.monotonic() - began
     routes = {tenant: difference(now, before.get(tenant, {})) for tenant, now in _routes(document).items()}
-    _tell([_envelope(each) for each in _tenants(document)], routes, length)
+    memory = {each["tenant"]: _memory_each(each) for each in _tenants(document)}
+    _tell([_envelope(each) for each in _tenants(document)], routes, length, memory)
     return 0
 
 
@@ -79,17 +80,24 @@ def _envelope(tenant: dict[str, Any]) -> Envelope:
     )
 
 
+def _memory_each(tenant: dict[str, Any]) -> float | None:
+    """Bytes of a request in flight, in the worker where they are most."""
+    known = [worker["request_bytes"] for worker in tenant["workers"] if worker["request_bytes"] is not None]
+    return max(known, default=None)
+
+
 def _tell(
     envelopes: Sequence[Envelope],
     routes: dict[str, dict[str, RouteStats]],
     length_s: float,
+    memory: Mapping[str, float | None],
     *,
     knows_cold: bool = True,
 ) -> None:
     port = 8001
     for envelope in envelopes:
         uses = measure(routes.get(envelope.tenant, {}), length_s, knows_cold=knows_cold)
-        advice = [judge(use, envelope) for use in uses]
+        advice = [judge(use, envelope, memory.get(envelope.tenant)) for use in uses]
         for line in describe(envelope, advice, length_s):
             click.echo(line)
         toml = tenants_for(advice, envelope, port=port)

@@ -9,16 +9,18 @@ from typing import Any
 import click
 
 from jumpstart.errors import ConfigError
-from jumpstart_server.cli import set_up_logging_of, settings_of, settings_options
+from jumpstart_server.cli import SettingsCommand, set_up_logging_of, settings_of, settings_options
 from jumpstart_server.exits import ExitCode
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("target", required=False)
 @click.option("--requests", metavar="FILE", help="TOML file of requests to learn from; run once.")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")
 @click.option("--allow-failures", is_flag=True, help="Exit 0 also when requests failed.")
-@settings_options("app", "tenant", "profile", "server", but=("bind", "host", "port", "uds", "fd", "profile", "admin"))
+@settings_options(
+    "app", "tenant", "profile", "server", but=("bind", "host", "port", "uds", "fd", "profile", "admin", "pid")
+)
 def build(
     target: str | None,
     requests: str | None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     import httpx
@@ -61,12 +62,25 @@ class AdminClient:
         response = self._send("GET", path)
         return response.status_code, response.text
 
-    def capture(self) -> bytes:
-        """Return a profile of what the server knows now."""
-        return self._request("POST", "/capture").content
+    def capture(self, tenant: str | None) -> bytes:
+        """
+        Return a profile of what a tenant of the server knows now; *tenant* is needed where it serves several.
+
+        Raises:
+            ConfigError: it serves no such tenant, or several; the message lists them.
+            JumpstartError: the server does not answer, or is not ready.
+        """
+        response = self._send("POST", f"/capture/{quote(tenant, safe='')}" if tenant else "/capture")
+        if response.status_code == 404:
+            names = ", ".join(each["tenant"] for each in self.get("/status")["tenants"])
+            asked = f"--tenant {tenant}: this server has" if tenant else "name a tenant with --tenant; this server has"
+            raise ConfigError(f"{asked} {names}")
+        return self._whole(response, "/capture").content
 
     def _request(self, method: str, path: str) -> httpx.Response:
-        response = self._send(method, path)
+        return self._whole(self._send(method, path), path)
+
+    def _whole(self, response: httpx.Response, path: str) -> httpx.Response:
         if response.status_code != 200:
             raise JumpstartError(f"{self.address}{path}: {response.status_code}: {response.text.strip()}")
         return response
@@ -98,6 +112,7 @@ def _describe_servers(sockets: Sequence[Path]) -> list[str]:
 def _describe_server(path: Path) -> str:
     try:
         document = AdminClient(Address(path=str(path)), CHOICE_TIMEOUT).get("/status")
-        return f"pid {document['pid']}, {document['target']} at {', '.join(document['addresses'])}"
+        served = [f"{each['target']} at {', '.join(each['addresses'])}" for each in document["tenants"]]
+        return f"pid {document['pid']}, {'; '.join(served)}"
     except (JumpstartError, ValueError, KeyError, TypeError):  # it ends just now, hangs, or is no server of ours
         return "does not answer"

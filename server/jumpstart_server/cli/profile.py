@@ -1,16 +1,36 @@
-"""``jumpstart profile``: what is inside a profile, is it whole, what changed; and capture from a running server."""
+"""``jumpstart profile``: what is inside a profile, is it whole, what changed; capture from a running server; stores."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
-from jumpstart.errors import JumpstartError, ProfileRefusedError
-from jumpstart.profile import Profile, read_profile, write_file
+from jumpstart.boot import full_target
+from jumpstart.choice import Votes
+from jumpstart.errors import ConfigError, JumpstartError, ProfileRefusedError
+from jumpstart.fetching import fetch_order
+from jumpstart.profile import Profile, read_bytes, read_profile, write_file
 from jumpstart.profile_view import describe, describe_diff, diff_profiles
 from jumpstart.records import Reason
+from jumpstart.stores import (
+    HALF_WRITTEN_AFTER,
+    Dated,
+    Listing,
+    Place,
+    Store,
+    build_of,
+    choose_removals,
+    decode_name,
+    encode_build,
+    open_store,
+    reader,
+)
 from jumpstart.trust import KeyRing
 from jumpstart_server.cli.client import AdminClient
 from jumpstart_server.config import environment, paths_of_host
@@ -24,7 +44,7 @@ def _read(file: str) -> Profile:
 
 @click.group()
 def profile() -> None:
-    """Profiles: show, verify, diff, capture."""
+    """Profiles: show, verify, diff, capture; publish, fetch, list, promote, prune in a store."""
 
 
 @profile.command()
@@ -32,11 +52,9 @@ def profile() -> None:
 @click.option("-v", "--verbose", is_flag=True, help="The data of each record too.")
 def show(file: str, verbose: bool) -> int:
     """List everything that is inside FILE."""
-    found = _read(file)
-    for line in describe(found, verbose=verbose):
+    keys = KeyRing(paths_of_host(environment()).keys).trusted()
+    for line in describe(_read(file), verbose=verbose, keys=keys):
         click.echo(line)
-    for refusal in found.refusals:
-        click.echo(f"not used: {refusal}")
     return 0
 
 
@@ -83,11 +101,179 @@ def diff(old: str, new: str) -> int:
 @profile.command()
 @click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")
 @click.option("--admin", metavar="ADDRESS", help="Admin address; by default the one server of this user.")
-def capture(output: str, admin: str | None) -> int:
+@click.option("--tenant", metavar="NAME", help="Which tenant, where the server has several.")
+def capture(output: str, admin: str | None, tenant: str | None) -> int:
     """Write what a running server knows now to a signed file."""
-    data = AdminClient.find(admin, paths_of_host(environment())).capture()
+    data = AdminClient.find(admin, paths_of_host(environment())).capture(tenant)
     if not data:
         raise JumpstartError(f"{Reason.ABSENT}: the server sent nothing")
     write_file(Path(output), data)
     click.echo(f"{output}: {len(data):,} bytes")
     return 0
+
+
+# -- stores --
+
+
+def _of_app(text: str = "by default every one") -> Callable[[Callable[..., int]], Callable[..., int]]:
+    def add(command: Callable[..., int]) -> Callable[..., int]:
+        command = click.option("--tenant", metavar="NAME", help="The tenant; " + text + ".")(command)
+        return click.option("--app", metavar="NAME", help="The app, by --name or target; " + text + ".")(command)
+
+    return add
+
+
+def _parse(max_age_s: float | None = None) -> Callable[[bytes], Profile]:
+    return reader(paths_of_host(environment()).keys, "signed", max_age_s)
+
+
+@profile.command()
+@click.argument("file")
+@click.argument("store")
+@click.option("--name", metavar="NAME", help="The app's name, where it is served with --name; by default its target.")
+@click.option("--build-id", metavar="ID", help="Its build; by default what the profile says.")
+def publish(file: str, store: str, name: str | None, build_id: str | None) -> int:
+    """Put FILE into STORE, a folder or a URL, when it is whole and signed by a trusted key."""
+    data = read_bytes(Path(file))
+    found = _parse()(data)
+    if found.refusals:
+        raise ProfileRefusedError(found.refusals[0].reason, f"{file}: {found.refusals[0]}")
+    manifest = found.manifest
+    app = name or full_target(manifest.app.target)
+    place = Place.of(app, manifest.tenant, build_id or build_of(manifest.app), manifest.id)
+    open_store(store).publish(place, data)
+    click.echo(f"{place.path}: {len(data):,} bytes")
+    return 0
+
+
+@profile.command()
+@click.argument("store")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")
+@_of_app("needed where the store has several")
+@click.option("--build-id", metavar="ID", default="", help="Prefer this build.")
+@click.option("--id", "wanted", metavar="ID", default="", help="This profile; its first digits will do.")
+def fetch(store: str, output: str, app: str | None, tenant: str | None, build_id: str, wanted: str) -> int:
+    """Write a valid profile of STORE to a file: of the build that is named, else a promoted one, else the newest."""
+    listing, app, tenant = _one_app(open_store(store), app, tenant)
+    for entry in fetch_order(listing, build_id, (), secrets.token_hex(8)):
+        if not entry.place.id.startswith(wanted):
+            continue
+        try:
+            data, _ = open_store(store).read(entry.place, _parse())
+        except ProfileRefusedError as error:
+            click.echo(f"not used: {entry.place.path}: {error}", err=True)
+            continue
+        write_file(Path(output), data)
+        click.echo(f"{output}: {entry.place.path}, {len(data):,} bytes")
+        return 0
+    raise JumpstartError(f"{Reason.ABSENT}: {store} has no valid profile of {app}, tenant {tenant}")
+
+
+@profile.command(name="list")
+@click.argument("store")
+@_of_app()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def list_(store: str, app: str | None, tenant: str | None, as_json: bool) -> int:
+    """List what STORE holds: whether it is valid here, its age, its coverage, and what its consumers say."""
+    opened = open_store(store)
+    listing = opened.listing(app, tenant)
+    rows = []
+    for entry in listing.entries:
+        row: dict[str, Any] = {"path": entry.place.path, "bytes": entry.size, "problem": ""}
+        votes = listing.votes.get(entry.place.id, Votes())
+        row.update(healthy=votes.healthy, crashed=votes.crashed, outvoted=votes.is_outvoted)
+        try:
+            _, found = opened.read(entry.place, _parse())
+            row.update(created=found.manifest.created, coverage=found.manifest.seeding.warm_coverage)
+            if found.refusals:
+                row["problem"] = str(found.refusals[0])
+        except ProfileRefusedError as error:
+            row["problem"] = str(error)
+        rows.append(row)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        return 0
+    for row in rows:
+        click.echo(_describe_row(row, datetime.now(UTC)))
+    return 0
+
+
+def _describe_row(row: dict[str, Any], now: datetime) -> str:
+    parts = [row["problem"] or "valid"]
+    if "created" in row:
+        coverage = row["coverage"]
+        parts.append(f"{(now - row['created']).total_seconds() / 3600:.1f} h old")
+        parts.append("coverage not measured" if coverage is None else f"coverage {coverage:.0%}")
+    parts.append(f"{row['healthy']} healthy, {row['crashed']} crashed{' (not chosen)' if row['outvoted'] else ''}")
+    return f"{row['path']}: {' · '.join(parts)}"
+
+
+@profile.command()
+@click.argument("store")
+@click.argument("build")
+@_of_app("needed where the store has several")
+def promote(store: str, build: str, app: str | None, tenant: str | None) -> int:
+    """Make the valid profiles of BUILD the `latest` of STORE: what builds that have none of their own boot from."""
+    opened = open_store(store)
+    listing, app, tenant = _one_app(opened, app, tenant)
+    places = []
+    for entry in listing.entries:
+        if entry.place.build != encode_build(build):
+            continue
+        try:
+            opened.read(entry.place, _parse())
+        except ProfileRefusedError as error:
+            click.echo(f"not promoted: {entry.place.path}: {error}", err=True)
+            continue
+        places.append(entry.place)
+    if not places:
+        raise JumpstartError(f"{Reason.ABSENT}: {store} has no valid profile of build {build}")
+    for place in opened.promote(places, listing):
+        click.echo(place.path)
+    return 0
+
+
+@profile.command()
+@click.argument("store")
+@click.option("--keep", metavar="N", type=click.IntRange(1), default=3, show_default=True, help="Profiles of a build.")
+@click.option("--builds", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Builds of a tenant.")
+@_of_app()
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def prune(store: str, keep: int, builds: int, app: str | None, tenant: str | None, dry_run: bool) -> int:
+    """
+    Keep the newest valid profiles of STORE and remove the others, with what is not whole an hour after it was written.
+
+    Profiles by keys that are not trusted here are neither counted nor removed.
+    """
+    opened = open_store(store)
+    listing = opened.listing(app, tenant)
+    now = datetime.now(UTC)
+    valid, removed = [], []
+    for entry in listing.entries:
+        try:
+            _, found = opened.read(entry.place, _parse())
+            valid.append(Dated(entry.place, found.manifest.created))
+        except ProfileRefusedError as error:
+            if error.reason is Reason.DAMAGED and now - entry.modified > HALF_WRITTEN_AFTER:
+                removed.append(entry.place)
+            else:
+                click.echo(f"left alone: {entry.place.path}: {error}", err=True)
+    removed += choose_removals(valid, keep, builds)
+    for place in removed:
+        if not dry_run:
+            opened.remove(place, listing)
+        click.echo(f"{'would remove' if dry_run else 'removed'} {place.path}")
+    if not dry_run:
+        opened.backend.tidy()
+    return 0
+
+
+def _one_app(store: Store, app: str | None, tenant: str | None) -> tuple[Listing, str, str]:
+    listing = store.listing(app, tenant)
+    found = sorted({(entry.place.app, entry.place.tenant) for entry in listing.entries})
+    if not found:
+        raise JumpstartError(f"{Reason.ABSENT}: {store.url} has no profiles{f' of {app}' if app else ''}")
+    if len(found) > 1:
+        names = ", ".join(f"--app {decode_name(name)} --tenant {decode_name(of)}" for name, of in found)
+        raise ConfigError(f"{store.url} has profiles of several; name one: {names}")
+    return listing, decode_name(found[0][0]), decode_name(found[0][1])

@@ -19,7 +19,11 @@ ROUTES_SHOWN = 20
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--boot", "boot", is_flag=True, help="The boot report with its spans instead.")
 def status(admin: str | None, as_json: bool, boot: bool) -> int:
-    """Tell what runs, how warm, and why not."""
+    """
+    Tell what runs, how warm, and why not.
+
+    Exit code 1 where a tenant was given up, or its last roll has failed.
+    """
     client = AdminClient.find(admin, paths_of_host(environment()))
     document = client.get("/boot" if boot else "/status")
     if as_json:
@@ -27,19 +31,34 @@ def status(admin: str | None, as_json: bool, boot: bool) -> int:
     else:
         for line in describe_boot(document) if boot else describe_status(document):
             click.echo(line)
-    return 0
+    return 0 if boot else int(any(map(_is_in_trouble, document["tenants"])))
+
+
+def _is_in_trouble(tenant: dict[str, Any]) -> bool:
+    """It is not as it was asked to be: given up, or its last roll has failed."""
+    return bool(tenant["given_up"]) or (tenant["last_roll"] or {}).get("outcome") == "failed"
 
 
 def describe_status(document: dict[str, Any]) -> Iterator[str]:
     """The page as lines for a person."""
-    addresses = ", ".join(document["addresses"])
-    yield f"{document['target']} (tenant {document['tenant']}) pid {document['pid']} at {addresses}"
+    yield f"pid {document['pid']}, up {document['uptime_s']:.0f} s{', stopping' if document['stopping'] else ''}"
+    for tenant in document["tenants"]:
+        yield from _describe_tenant(tenant)
+
+
+def _describe_tenant(document: dict[str, Any]) -> Iterator[str]:
+    yield f"{document['target']} (tenant {document['tenant']}) at {', '.join(document['addresses']) or 'no address'}"
     if document["ready"]:
-        yield f"ready in {document['ready_after_s']:.2f} s, up {document['uptime_s']:.0f} s"
+        yield f"ready in {document['ready_after_s']:.2f} s"
         yield f"at boot: {document['boot']}"
     else:
         yield f"not ready: {document['waiting_for'] or 'stopping'}"
+    roll = document["last_roll"]
+    if roll is not None:
+        why = f", {roll['why']}" if roll["why"] else ""
+        yield f"last roll, to generation {roll['generation']}: {roll['outcome']}{why}"
     yield from _refusals(document)
+    yield from _boot_ledger(document["boot_ledger"])
     method = document["start_method"]
     reasons = f" because {'; '.join(document['start_reasons'])}" if document["start_reasons"] else ""
     yield f"workers by {method or '…'}{reasons}, generation {document['generation']}, replaced {document['restarts']}"
@@ -47,7 +66,9 @@ def describe_status(document: dict[str, Any]) -> Iterator[str]:
         old = ", does not answer: its numbers are old" if worker["stale"] else ""
         threads = f"threads {worker['threads']}, busy {worker['busy']} of {worker['limit']}"
         waiting = f", waiting {worker['waiting']} up to {worker['oldest_wait_s']:.1f} s" if worker["waiting"] else ""
-        yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, {threads}{waiting}{old}"
+        refused = "".join(f", {count} refused ({reason})" for reason, count in sorted(worker["refused"].items()))
+        load = f"{threads}{waiting}{', overloaded' if worker['overloaded'] else ''}{refused}"
+        yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, {load}{old}"
     coverage = document["warm_coverage"]
     shown = "" if coverage is None else f", {coverage:.1%} of them warm"
     yield (
@@ -68,7 +89,12 @@ def describe_status(document: dict[str, Any]) -> Iterator[str]:
 
 
 def describe_boot(document: dict[str, Any]) -> Iterator[str]:
-    """The boot report as lines for a person."""
+    """The boot reports as lines for a person."""
+    for tenant in document["tenants"]:
+        yield from _describe_boot(tenant)
+
+
+def _describe_boot(document: dict[str, Any]) -> Iterator[str]:
     ready = document["ready_after_s"]
     yield f"{document['target']}: " + (f"ready in {ready:.3f} s" if ready is not None else "not ready yet")
     for span in document["spans"]:
@@ -83,6 +109,20 @@ def describe_boot(document: dict[str, Any]) -> Iterator[str]:
         for record in section["dropped"][:5]:
             yield f"      {record['key']}: {record['reason']} {record['detail']}".rstrip()
     yield from _refusals(document)
+
+
+def _boot_ledger(document: dict[str, Any] | None) -> Iterator[str]:
+    if document is None:
+        return
+    if document["problem"]:
+        yield f"boot ledger: {document['problem']}"
+    for each in document["loading"]:
+        where = f"generation {each['generation']}" if each["ours"] else "another server"
+        yield f"boot ledger: profile {each['profile'][:12]} is loaded by {where}, not healthy for long enough yet"
+    if document["failures"]:
+        yield f"boot ledger: {document['failures']} boots with a profile have died, one after the other"
+    for profile in document["not_loaded"]:
+        yield f"boot ledger: profile {profile[:12]} is not loaded here, a process that loaded it died"
 
 
 def _refusals(document: dict[str, Any]) -> Iterator[str]:

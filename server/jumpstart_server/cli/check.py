@@ -1,0 +1,69 @@
+"""``jumpstart check``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jumpstart.errors import ConfigError
+from jumpstart_server.addresses import addresses_of
+from jumpstart_server.cli import SettingsCommand, command_line_of, settings_options
+from jumpstart_server.config import Sources, environment, load_all, load_settings, tenant_names, unknown_variables
+from jumpstart_server.envelope.explain import Finding, Tenant, explain, findings
+from jumpstart_server.envelope.memory import read_machine
+from jumpstart_server.exits import ExitCode
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("target", required=False)
+@settings_options("app", "tenant", "profile", "server")
+def check(target: str | None, config_file: str | None, tenant: str | None, **given: Any) -> int:
+    """
+    Explain what the configuration comes to: every limit with its source, and what the limits mean together.
+
+    Takes what serve takes. Starts nothing, and does not import the app. What cannot work is an error, with file, key
+    and remedy, and exit code 2; what can and is hardly meant is a warning.
+    """
+    command_line = command_line_of(target, given)
+    environ = environment()
+    for line in unknown_variables(environ):
+        click.echo(f"warning: {line}", err=True)
+    tenants, refused = [], []
+    for name in [tenant] if tenant is not None else tenant_names(config_file, Path.cwd()):
+        try:
+            tenants.append(_load(command_line, environ, config_file, name))
+        except ConfigError as error:  # the others' may be wrong too, and all of it is told at once
+            refused.append(str(error))
+    if not refused:
+        try:
+            load_all(command_line, environ, config_file=config_file, tenant=tenant)  # what they cannot have together
+        except ConfigError as error:
+            refused.append(str(error))
+    machine = read_machine()
+    workers = sum(each.limits.workers for each in tenants)
+    for each in tenants:
+        click.echo("\n".join(explain(each, machine, workers)) + "\n")
+    found = [*_without_app(tenants), *findings(tenants, machine)]
+    for text in dict.fromkeys(refused):
+        click.echo(f"error: {text}", err=True)
+    for finding in found:
+        click.echo(str(finding), err=True)
+    if refused or any(finding.is_error for finding in found):
+        return ExitCode.USAGE
+    return ExitCode.CLEAN
+
+
+def _load(
+    command_line: Mapping[str, Any], environ: Mapping[str, str], config_file: str | None, name: str | None
+) -> Tenant:
+    sources: Sources = {}
+    settings = load_settings(command_line, environ, config_file=config_file, tenant=name, sources=sources)
+    return Tenant(settings, sources, tuple(str(address) for address in addresses_of(settings.tenant)))
+
+
+def _without_app(tenants: list[Tenant]) -> list[Finding]:
+    text = "no app is named; give TARGET as module:attribute, or [app] target in jumpstart.toml"
+    return [Finding(True, f"[tenants.{each.name}] target", text) for each in tenants if not each.settings.target]
