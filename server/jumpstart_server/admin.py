@@ -35,7 +35,8 @@ from jumpstart_server.processes import Member
 from jumpstart_server.profiles import pack
 from jumpstart_server.settings import Settings
 from jumpstart_server.supervisor import Supervisor
-from jumpstart_warmup.observe import warm_coverage
+from jumpstart_server.tier import Tier, count
+from jumpstart_warmup.observe import ObserverSnapshot, warm_coverage
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,12 @@ class _QuietServer(uvicorn.Server):
 
 
 def admin_app(supervisor: Supervisor) -> Starlette:
-    """The pages as an ASGI app."""
+    """
+    The pages as an ASGI app.
+
+    ``/readyz`` speaks for the server: it is ready when every tenant has come up, but for those that were given up, and
+    as long as one of them can take requests. ``/readyz/NAME`` speaks for one tenant.
+    """
 
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -142,44 +148,48 @@ def admin_app(supervisor: Supervisor) -> Starlette:
     async def readyz(request: Request) -> Response:
         if supervisor.stopping:
             return PlainTextResponse("stopping\n", 503)
-        if not supervisor.accepting:
-            return PlainTextResponse(f"no worker is ready: {supervisor.waiting_for()}\n", 503)
-        await supervisor.observed()  # what workers report by themselves may be seconds old
-        saturated = [member for member in supervisor.accepting if is_saturated(member)]
-        lines = [describe_pool(member) for member in saturated]
-        if saturated and len(saturated) == len(supervisor.accepting):
-            return PlainTextResponse("\n".join(["no thread is free", *lines, ""]), 503)
-        return PlainTextResponse("\n".join([f"{len(supervisor.accepting)} workers ready", *lines, ""]))
+        found = [(tier, *await readiness(tier)) for tier in supervisor.tiers.values()]
+        if len(found) == 1:
+            _, is_ready, text = found[0]
+            return PlainTextResponse(text, 200 if is_ready else 503)
+        text = "".join(f"{tier.settings.tenant_name}: {text}" for tier, _, text in found)
+        may_go = all(tier.is_up or tier.given_up for tier, _, _ in found) and any(is_ready for _, is_ready, _ in found)
+        return PlainTextResponse(text, 200 if may_go else 503)
+
+    async def readyz_of_one(request: Request) -> Response:
+        tier = supervisor.tiers.get(request.path_params["tenant"])
+        if tier is None:
+            return _no_such_tenant(supervisor)
+        if supervisor.stopping:
+            return PlainTextResponse("stopping\n", 503)
+        is_ready, text = await readiness(tier)
+        return PlainTextResponse(text, 200 if is_ready else 503)
 
     async def boot(request: Request) -> Response:
-        return _json(boot_document(supervisor))
+        return _json({"tenants": [boot_document(tier) for tier in supervisor.tiers.values()]})
 
     async def status(request: Request) -> Response:
         return _json(await status_document(supervisor))
 
     async def metrics_page(request: Request) -> Response:
-        observed = await supervisor.observed()
-        stats = [member.stats for member in supervisor.members.values() if member.stats is not None]
-        text = metrics.render(
-            tenant=supervisor.settings.tenant_name,
-            observed=observed,
-            boot=supervisor.boot,
-            workers=Counter(str(member.worker.state) for member in supervisor.members.values()),
-            ready_after_s=supervisor.ready_after_s,
-            restarts=supervisor.restarts,
-            pools=[each.pool for each in stats],
-            refusals=[str(refusal.reason) for refusal in supervisor.refusals()],
-        )
-        return Response(text, media_type=metrics.CONTENT_TYPE)
+        observed = await asyncio.gather(*(tier.observed() for tier in supervisor.tiers.values()))
+        figures = [figures_of(tier, each) for tier, each in zip(supervisor.tiers.values(), observed, strict=True)]
+        return Response(metrics.render(figures), media_type=metrics.CONTENT_TYPE)
 
     async def capture(request: Request) -> Response:
-        if not supervisor.accepting:
-            return PlainTextResponse(f"no worker is ready: {supervisor.waiting_for()}\n", 503)
+        name = request.path_params.get("tenant")
+        if name is None and len(supervisor.tiers) == 1:
+            name = next(iter(supervisor.tiers))
+        tier = supervisor.tiers.get(name or "")
+        if tier is None:
+            return _no_such_tenant(supervisor)
+        if not tier.accepting:
+            return PlainTextResponse(f"no worker is ready: {tier.waiting_for()}\n", 503)
         try:
-            sections = await supervisor.capture()
-            observed = await supervisor.observed()
+            sections = await tier.capture()
+            observed = await tier.observed()
             seconds = supervisor.uptime_s()
-            data = await asyncio.to_thread(pack, supervisor.settings, sections, observed, seconds, datetime.now(UTC))
+            data = await asyncio.to_thread(pack, tier.settings, sections, observed, seconds, datetime.now(UTC))
         except JumpstartError as error:
             return PlainTextResponse(f"{error}\n", 500)
         return Response(data, media_type=PROFILE_TYPE)
@@ -188,11 +198,47 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         routes=[
             Route("/livez", livez),
             Route("/readyz", readyz),
+            Route("/readyz/{tenant}", readyz_of_one),
             Route("/boot", boot),
             Route("/status", status),
             Route("/metrics", metrics_page),
             Route("/capture", capture, methods=["POST"]),
+            Route("/capture/{tenant}", capture, methods=["POST"]),
         ]
+    )
+
+
+def _no_such_tenant(supervisor: Supervisor) -> Response:
+    return PlainTextResponse(f"name a tenant at the end of the path: {', '.join(supervisor.tiers)}\n", 404)
+
+
+async def readiness(tier: Tier) -> tuple[bool, str]:
+    """Whether a tenant can take requests, and why not."""
+    if not tier.accepting:
+        return False, f"no worker is ready: {tier.waiting_for()}\n"
+    await tier.observed()  # what workers report by themselves may be seconds old
+    accepting = tier.accepting
+    saturated = [member for member in accepting if is_saturated(member)]
+    lines = [describe_pool(member) for member in saturated]
+    if saturated and len(saturated) == len(accepting):
+        return False, "\n".join(["no thread is free", *lines, ""])
+    return True, "\n".join([f"{count(len(accepting), 'worker')} ready", *lines, ""])
+
+
+def figures_of(tier: Tier, observed: ObserverSnapshot) -> metrics.Figures:
+    """What the metrics say of a tenant."""
+    return metrics.Figures(
+        tenant=tier.settings.tenant_name,
+        observed=observed,
+        boot=tier.boot,
+        workers=Counter(str(member.worker.state) for member in tier.members),
+        ready_after_s=tier.ready_after_s,
+        restarts=tier.restarts,
+        generation=tier.generation,
+        given_up=bool(tier.given_up),
+        roll_failed=tier.last_roll is not None and tier.last_roll.outcome == "failed",
+        pools=[member.stats.pool for member in tier.members if member.stats is not None],
+        refusals=[str(refusal.reason) for refusal in tier.refusals()],
     )
 
 
@@ -203,7 +249,8 @@ def pool_of(member: Member) -> PoolStats:
 
 def is_saturated(member: Member) -> bool:
     """Whether sync code has waited for a thread of this worker for so long that clients should go elsewhere."""
-    return pool_of(member).oldest_wait_s > LONGEST_WAIT
+    pool = pool_of(member)
+    return pool.overloaded or pool.oldest_wait_s > LONGEST_WAIT
 
 
 def describe_pool(member: Member) -> str:
@@ -219,56 +266,73 @@ def _json(document: dict[str, Any]) -> Response:
     return Response(msgspec.json.format(msgspec.json.encode(document), indent=2), media_type="application/json")
 
 
-def boot_document(supervisor: Supervisor) -> dict[str, Any]:
+def boot_document(tier: Tier) -> dict[str, Any]:
     """The boot report with every span, as JSON types."""
-    report = supervisor.boot or supervisor.mold_report
+    report = tier.boot or tier.mold_report
     document: dict[str, Any] = msgspec.to_builtins(report) if report is not None else {}
     document.update(
         {
-            "target": supervisor.settings.target,
-            "ready_after_s": supervisor.ready_after_s,
-            "start_method": supervisor.start_method,
-            "start_reasons": supervisor.mold_report.start_reasons if supervisor.mold_report is not None else [],
-            "refusals": msgspec.to_builtins(supervisor.refusals()),
-            "spans": msgspec.to_builtins(supervisor.spans()),
+            "tenant": tier.settings.tenant_name,
+            "target": tier.settings.target,
+            "ready_after_s": tier.ready_after_s,
+            "start_method": tier.start_method,
+            "start_reasons": tier.mold_report.start_reasons if tier.mold_report is not None else [],
+            "refusals": msgspec.to_builtins(tier.refusals()),
+            "spans": msgspec.to_builtins(tier.spans()),
         }
     )
     return document
 
 
 async def status_document(supervisor: Supervisor) -> dict[str, Any]:
-    """What runs, how warm, why not; as JSON types. A worker that did not answer in time is *stale*: its numbers are."""
-    before = {id(member): member.stats for member in supervisor.accepting}
-    observed = await supervisor.observed()
-    boot = supervisor.boot
+    """What runs, how warm, why not; as JSON types."""
+    tenants = await asyncio.gather(*(tenant_document(tier) for tier in supervisor.tiers.values()))
     return {
-        "tenant": supervisor.settings.tenant_name,
-        "target": supervisor.settings.target,
         "pid": os.getpid(),
-        "addresses": supervisor.urls(),
-        "ready": bool(supervisor.accepting) and not supervisor.stopping,
-        "ready_after_s": supervisor.ready_after_s,
-        "waiting_for": "" if supervisor.accepting else supervisor.waiting_for(),
         "uptime_s": supervisor.uptime_s(),
-        "generation": supervisor.generation,
-        "start_method": supervisor.start_method,
-        "start_reasons": supervisor.mold_report.start_reasons if supervisor.mold_report is not None else [],
-        "mold_pid": supervisor.mold.pid if supervisor.mold is not None else None,
-        "restarts": supervisor.restarts,
+        "stopping": supervisor.stopping,
+        "tenants": tenants,
+    }
+
+
+async def tenant_document(tier: Tier) -> dict[str, Any]:
+    """Of one tenant. A worker that did not answer in time is *stale*: its numbers are."""
+    before = {id(member): member.stats for member in tier.accepting}
+    observed = await tier.observed()
+    boot = tier.boot
+    return {
+        "tenant": tier.settings.tenant_name,
+        "target": tier.settings.target,
+        "addresses": tier.urls(),
+        "ready": bool(tier.accepting) and not tier.stopping,
+        "ready_after_s": tier.ready_after_s,
+        "waiting_for": "" if tier.accepting else tier.waiting_for(),
+        "generation": tier.generation,
+        "start_method": tier.start_method,
+        "start_reasons": tier.mold_report.start_reasons if tier.mold_report is not None else [],
+        "mold_pid": tier.mold.pid if tier.mold is not None else None,
+        "restarts": tier.restarts,
+        "last_roll": msgspec.to_builtins(tier.last_roll),
+        "given_up": tier.given_up,
+        "envelope": {
+            name: getattr(tier.settings.tenant, name) for name in ("timeout", "memory_limit", "queue", "queue_timeout")
+        },
         "workers": [
             {
                 "slot": member.worker.slot,
                 "pid": member.worker.pid,
                 "generation": member.worker.generation,
                 "state": str(member.worker.state),
+                "request_bytes": member.memory.bytes_each,
                 **msgspec.structs.asdict(pool_of(member)),
                 "stale": id(member) in before and member.stats is before[id(member)],
             }
-            for member in sorted(supervisor.members.values(), key=lambda member: member.worker.slot)
+            for member in sorted(tier.members, key=lambda member: member.worker.slot)
         ],
         "boot": boot.summary() if boot is not None else "",
         "sources": boot.sources if boot is not None else [],
-        "refusals": msgspec.to_builtins(supervisor.refusals()),
+        "refusals": msgspec.to_builtins(tier.refusals()),
+        "boot_ledger": tier.profiles.describe(),
         "records_used": boot.used if boot is not None else 0,
         "records_dropped": boot.dropped_reasons if boot is not None else {},
         "warm_coverage": warm_coverage(observed),

@@ -25,10 +25,14 @@ import msgspec
 from jumpstart.errors import ConfigError
 from jumpstart.paths import HostPaths, host_paths
 from jumpstart_server.access import compile_format
-from jumpstart_server.addresses import parse_address, parse_permissions
+from jumpstart_server.addresses import Address, addresses_of, parse_address, parse_permissions
+from jumpstart_server.envelope.sizing import parse_size
+from jumpstart_server.envfile import parse_env_file
 from jumpstart_server.forwarded import TrustedProxies
 from jumpstart_server.logfile import STREAM
+from jumpstart_server.privileges import identity_of
 from jumpstart_server.settings import (
+    BYTES,
     SECTIONS,
     LogConfig,
     Option,
@@ -37,6 +41,7 @@ from jumpstart_server.settings import (
     annotated_type,
     declared_options,
 )
+from jumpstart_server.systemd import ActivatedSocket, activated_sockets, addresses_of_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +57,14 @@ TEXTS_OF_OWN_FORM: dict[str, Callable[..., object]] = {
     "umask": parse_permissions,
 }
 """Option → what parses it, and raises `ConfigError` with the place that it is given."""
+OF_ONE_TENANT = frozenset({"target", "profile", "warmup", *ADDRESS_KEYS})
+"""Options that several tenants cannot share."""
+FIXED = (*ADDRESS_KEYS, "uds_permissions", "backlog")
+"""Options of a tenant whose sockets are bound."""
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
 COMMAND_LINE, ENVIRONMENT, FILE, OTHER_ENVIRONMENT = range(4)  # sources, strongest first
+Sources = dict[str, str]
+"""Option (``tenant.workers``) → where its value stands; what is not in it is the default."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,7 @@ def load_settings(
     config_file: str | None = None,
     tenant: str | None = None,
     cwd: Path | None = None,
+    sources: Sources | None = None,
 ) -> Settings:
     """
     Merge all sources into settings.
@@ -114,6 +127,7 @@ def load_settings(
         config_file: ``-c``; by default jumpstart.toml or pyproject.toml of *cwd*, where there is one.
         tenant: which tenant of the file; not needed when it has one.
         cwd: the current folder.
+        sources: is filled with where each value comes from.
 
     Raises:
         ConfigError: a file, key, value or combination is wrong.
@@ -121,6 +135,9 @@ def load_settings(
     cwd = cwd or Path.cwd()
     document, file = _read_file(config_file, cwd)
     tenant_name, tables = _tables(document, file, tenant)
+    of_env_file = _read_env_file(command_line, environ, tables, file, cwd)
+    sockets = activated_sockets(environ, os.getpid())
+    environ = {**of_env_file, **environ}
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     ranks: dict[str, int] = {}
     for option in declared_options():
@@ -128,7 +145,11 @@ def load_settings(
         if value is not None:
             values[option.section][option.key] = _convert(option, value, file, cwd)
             ranks[option.key] = value.rank
+            if sources is not None:
+                sources[f"{option.section}.{option.key}"] = value.place
     _keep_one_address(values["tenant"], ranks)
+    _take_activated(values["tenant"], ranks, sockets, tenant_name, is_alone=len(document.get("tenants", ())) < 2)
+    _refuse_idle_permissions(values["tenant"], ranks)
     _switch_access_log(values["tenant"], ranks)
     if not values["app"].get("app_dir"):
         values["app"]["app_dir"] = values["app"].get("chdir") or str(cwd)
@@ -140,12 +161,140 @@ def load_settings(
         server=SECTIONS["server"](**values["server"]),  # type: ignore[arg-type]
         logging=_read_log_config(values["server"].get("log_config", "")),
         tenant_name=tenant_name,
+        environment=of_env_file,
         home_cache=str(hosts.cache),
         home_state=str(hosts.state),
         home_config=str(hosts.config),
     )
     _check(settings)
     return settings
+
+
+def load_all(
+    command_line: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    config_file: str | None = None,
+    tenant: str | None = None,
+    cwd: Path | None = None,
+    sources: dict[str, Sources] | None = None,
+) -> list[Settings]:
+    """
+    Settings of every tenant of the file, in its order, or of the one that is named. Arguments as of `load_settings`.
+
+    What the command line and the environment say holds for all of them. *sources* is filled for each tenant, by name.
+
+    Raises:
+        ConfigError: as of `load_settings`; or something is given for several tenants that only one can have, or two
+            tenants have one address.
+    """
+    cwd = cwd or Path.cwd()
+
+    def load(name: str | None) -> Settings:
+        found: Sources = {}
+        settings = load_settings(command_line, environ, config_file=config_file, tenant=name, cwd=cwd, sources=found)
+        if sources is not None:
+            sources[settings.tenant_name] = found
+        return settings
+
+    document, file = _read_file(config_file, cwd)
+    tenants = document.get("tenants", {})
+    if tenant is not None or not isinstance(tenants, dict) or len(tenants) < 2:
+        return [load(tenant)]
+    for option in declared_options():
+        if option.key in OF_ONE_TENANT:
+            # Without a file: what the command line or a variable of ours says.
+            value = _lookup(option, command_line, {option.env: environ.get(option.env, "")}, {}, None, "")
+            if value is not None:
+                names = ", ".join(tenants)
+                raise ConfigError(
+                    f"{value.place} is for one tenant, and {file} has {names}; "
+                    "name one with --tenant, or write it there"
+                )
+    found = [load(name) for name in tenants]
+    _refuse_shared_addresses(found)
+    workers = sum(settings.tenant.workers for settings in found)
+    return [msgspec.structs.replace(settings, all_workers=workers) for settings in found]
+
+
+def _refuse_shared_addresses(tenants: Sequence[Settings]) -> None:
+    taken: list[tuple[Address, str]] = []
+    for settings in tenants:
+        own = addresses_of(settings.tenant)
+        for address in own:
+            for other, name in taken:
+                if _is_same(address, other):
+                    raise ConfigError(
+                        f"[tenants.{name}] and [tenants.{settings.tenant_name}] have one address, {address}; "
+                        f"give one of them another: bind"
+                    )
+        taken += [(address, settings.tenant_name) for address in own]
+
+
+def _is_same(a: Address, b: Address) -> bool:
+    """Whether only one of them can be had; all addresses of a port overlap each of them."""
+    if a.path or b.path or a.fd >= 0 or b.fd >= 0:
+        return a == b
+    hosts = {"127.0.0.1" if address.host == "localhost" else address.host for address in (a, b)}
+    return a.port == b.port != 0 and (len(hosts) == 1 or bool(hosts & EVERYWHERE))
+
+
+def keep_fixed(before: Settings, after: Settings) -> tuple[Settings, list[str]]:
+    """
+    Return *after* with what a running server cannot change as it was *before*, and a line for each such change. Pure.
+    """
+    lines = []
+    if before.server != after.server or before.logging != after.logging:
+        old, new = before.server, after.server
+        names = [name for name in new.__struct_fields__ if getattr(old, name) != getattr(new, name)]
+        lines.append(f"[server] {', '.join(names) or 'log_config'}: changes with the next start of the server only")
+    fixed = {
+        name: getattr(before.tenant, name)
+        for name in FIXED
+        if getattr(before.tenant, name) != getattr(after.tenant, name)
+    }
+    if fixed:
+        lines.append(
+            f"[tenants.{after.tenant_name}] {', '.join(fixed)}: changes with the next start of the server only; "
+            f"the address stays as it is"
+        )
+    return (
+        msgspec.structs.replace(
+            after,
+            server=before.server,
+            logging=before.logging,
+            tenant=msgspec.structs.replace(after.tenant, **fixed),
+        ),
+        lines,
+    )
+
+
+def configured_tenants(config_file: str | None = None, cwd: Path | None = None) -> tuple[Path, list[str]]:
+    """
+    Return the file of ``-c``, or the one that is found without, and the names of its tenants in their order.
+
+    None where it names none: then it has one, whose name nobody wrote.
+
+    Raises:
+        ConfigError: there is no file, or it cannot be read.
+    """
+    document, file = _read_file(config_file, cwd or Path.cwd())
+    if file is None:
+        raise ConfigError("there is no jumpstart.toml here that names the tenants; see -c FILE")
+    tenants = document.get("tenants", {})
+    return file, list(tenants) if isinstance(tenants, dict) else []
+
+
+def tenant_names(config_file: str | None, cwd: Path) -> list[str | None]:
+    """
+    The tenants of the file that `load_settings` would read, in its order; ``[None]`` where it names none.
+
+    Raises:
+        ConfigError: as of `load_settings`, for the file.
+    """
+    document, _ = _read_file(config_file, cwd)
+    tenants = document.get("tenants")
+    return [*tenants] if isinstance(tenants, dict) and tenants else [None]
 
 
 def _read_file(config_file: str | None, cwd: Path) -> tuple[dict[str, Any], Path | None]:
@@ -255,18 +404,73 @@ def _keep_one_address(tenant: dict[str, Any], ranks: Mapping[str, int]) -> None:
         tenant.setdefault("host", "0.0.0.0")
 
 
+def _take_activated(
+    tenant: dict[str, Any],
+    ranks: Mapping[str, int],
+    sockets: Sequence[ActivatedSocket],
+    name: str,
+    *,
+    is_alone: bool,
+) -> None:
+    """Put the sockets of a service manager where the tenant asks for them, or where it has no address of its own."""
+    has_address = any(key in tenant and ranks.get(key) not in (None, OTHER_ENVIRONMENT) for key in ADDRESS_KEYS)
+    bind = addresses_of_tenant(tenant.get("bind", ()), sockets, name, has_address=has_address, is_alone=is_alone)
+    if bind and not has_address:
+        for key in ADDRESS_KEYS:
+            tenant.pop(key, None)  # $PORT
+    if bind:
+        tenant["bind"] = bind
+    taken = {f"fd://{each.descriptor}" for each in sockets} & set(bind)
+    if sockets and is_alone and not taken and "fd" not in tenant:
+        logger.warning("the service manager passed %d sockets, and an address of another kind is given", len(sockets))
+
+
+def _refuse_idle_permissions(tenant: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
+    """Those of a file may belong to a socket that the command line has put another address in the place of."""
+    has_socket = "uds" in tenant or any(text.startswith("unix:") for text in tenant.get("bind", ()))
+    if ranks.get("uds_permissions") == COMMAND_LINE and not has_socket:
+        raise ConfigError(
+            f"--uds-permissions {tenant['uds_permissions']}: there is no Unix socket of ours; name one with --uds PATH "
+            "or --bind unix:PATH, or leave the option out"
+        )
+
+
 def _switch_access_log(tenant: dict[str, Any], ranks: Mapping[str, int]) -> None:
     """
     Make one of ``--access-log`` (uvicorn's switch) and ``--access-logfile`` (gunicorn's name): the file, or none.
 
-    A name is reason enough for a log; a switch that is off beats names of its own source and of weaker ones.
+    A name or a format is reason enough for a log; a switch that is off beats those of its own source and of weaker
+    ones.
     """
     switch = tenant.get("access_log")
-    if switch:
-        tenant["access_logfile"] = tenant.get("access_logfile") or STREAM
-    elif switch is False and ranks["access_log"] <= ranks.get("access_logfile", OTHER_ENVIRONMENT):
+    strongest = min(ranks.get(key, OTHER_ENVIRONMENT) for key in ("access_logfile", "access_logformat"))
+    if switch is False and ranks["access_log"] <= strongest:
         tenant["access_logfile"] = ""
+    elif switch or "access_logformat" in tenant:
+        tenant["access_logfile"] = tenant.get("access_logfile") or STREAM
     tenant["access_log"] = bool(tenant.get("access_logfile"))
+
+
+def _read_env_file(
+    command_line: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tables: Mapping[str, Mapping[str, Any]],
+    file: Path | None,
+    cwd: Path,
+) -> dict[str, str]:
+    """The variables of ``--env-file`` that are not set already."""
+    option = next(option for option in declared_options() if option.key == "env_file")
+    value = _lookup(option, command_line, environ, tables, file, "")
+    path = _convert(option, value, file, cwd) if value is not None else ""
+    if value is None or not path:
+        return {}
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{value.place} {path}: cannot be read: {reason}") from None
+    found = parse_env_file(text, f"{value.place} {path}")
+    return {name: text for name, text in found.items() if name not in environ}
 
 
 def _read_log_config(path: str) -> LogConfig | None:
@@ -277,7 +481,7 @@ def _read_log_config(path: str) -> LogConfig | None:
 
     try:
         text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--log-config {path}: cannot be read: {error}") from None
     kind = Path(path).suffix.lower()
     try:
@@ -317,6 +521,8 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
         raw = [raw]  # bind = "127.0.0.1:8000" reads better than a list of one
     if option.key == "target" and not value.textual and raw == "":
         raise ConfigError(f"{value.place}: empty")
+    if option.unit == BYTES:
+        raw = parse_size(raw, option=value.place)
     try:
         converted = msgspec.convert(raw, annotated_type(option), strict=not value.textual)
         if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
@@ -328,9 +534,11 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
         TEXTS_OF_OWN_FORM[option.key](converted, option=value.place)
     if option.key == "root_path":
         return converted.rstrip("/")
-    if option.path and converted and converted != STREAM:
+    if option.path and converted and converted != STREAM and not (option.key == "profile" and "://" in converted):
         base = cwd if value.textual or file is None else file.parent
         try:
+            if option.many:
+                return tuple(str((base / Path(each).expanduser()).absolute()) for each in converted)
             return str((base / Path(converted).expanduser()).absolute())
         except RuntimeError as error:  # ~nobody
             raise ConfigError(f"{value.place}: {raw!r} is not allowed: {error}") from None
@@ -351,6 +559,7 @@ def _check(settings: Settings) -> None:
     ]
     if len(ways) > 1:
         raise ConfigError(f"{' and '.join(ways)} say the address twice; keep one")
+    identity_of(settings.server.user, settings.server.group)  # complain before anything is started
     if tenant.ssl_keyfile and not tenant.ssl_certfile:
         raise ConfigError("--ssl-keyfile is given without --ssl-certfile")
     if tenant.ssl_certfile and tenant.proxy_protocol != "off":

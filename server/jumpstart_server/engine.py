@@ -23,6 +23,12 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
         peak: most that were busy at once since the start.
         limit: how many there may be, without a reserve.
         oldest_wait_s: how long the job has waited that has waited longest; 0 when none waits.
+        overloaded: so many wait, for so long, that newcomers are shed sooner.
+        waits: how long those waited that had to, and got a thread, by `BUCKETS_S`, and the rest; not cumulative. May be
+            empty.
+        waits_sum_s: seconds, of all of them.
+        refused: requests that got no service, by reason.
+        overruns: handlers that run on although their requests were stopped.
     """
 
     threads: int = 0
@@ -31,6 +37,11 @@ class PoolStats(msgspec.Struct, frozen=True, kw_only=True):
     peak: int = 0
     limit: int = 0
     oldest_wait_s: float = 0.0
+    overloaded: bool = False
+    waits: list[int] = []
+    waits_sum_s: float = 0.0
+    refused: dict[str, int] = {}
+    overruns: int = 0
 
 
 class Engine(Protocol):
@@ -55,12 +66,31 @@ class Engine(Protocol):
             AppShutdownError: its shut-down failed; everything was drained all the same.
         """
 
-    def drain(self) -> None:
+    def lame_duck(self) -> None:
+        """Answer with ``Connection: close`` from now on; go on accepting."""
+
+    def drain(self, patience_s: float = 0.0) -> None:
         """
         Take no more connections, finish the requests in flight, end the app; `serve` then returns.
 
+        Connections that are kept are closed with the answer to their next request, or without one after *patience_s*.
         Before it accepts, this ends the start-up. Again and again does no harm.
         """
 
     def stats(self) -> PoolStats:
         """Look at the threads."""
+
+    def resize(self, threads: int) -> None:
+        """Have so many threads at most; once, when the worker is warm and before it accepts."""
+
+    def shed(self, most: int | None, reason: str = "") -> None:
+        """Answer new requests with 503 while *most* of them run; None ends that. *reason* is what clients are told."""
+
+    def is_alive(self) -> bool:
+        """Whether the engine's own threads do their work; that of the event loop shows in that it answers."""
+
+    def upgraded(self) -> int:
+        """How many connections have become WebSockets; the observer does not count these."""
+
+    def in_flight(self) -> int:
+        """How many requests run."""

@@ -24,6 +24,7 @@ class ExitCode(enum.IntEnum):
     APP = 3  # the app failed to boot, or in its own shut-down
     COLD = 4  # --require-warm
     ADDRESS_IN_USE = 5
+    INTERRUPTED = 130  # a second Ctrl-C, or one before anything was set up; the shell's code for it
 
 
 _BY_ERROR: tuple[tuple[type[JumpstartError], ExitCode], ...] = (

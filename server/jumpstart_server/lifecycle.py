@@ -1,12 +1,13 @@
 """
-The life of a worker, as a table, and when a dead one is started again. Decides; does nothing.
+The life of a worker, as a table; when a dead one is started again; what a failed boot leads to. Decides; does nothing.
 
-    STARTING → BOOTING → SERVING → DRAINING → GONE, and from each state straight to GONE
+    STARTING → BOOTING → READY → SERVING → DRAINING → GONE, and from each state straight to DRAINING and to GONE
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jumpstart.errors import JumpstartError
@@ -23,6 +24,7 @@ class LifecycleError(JumpstartError):
 class State(enum.StrEnum):
     STARTING = "starting"  # asked for; no word from it yet
     BOOTING = "booting"  # exists: lifespan start-up, late restores, warm-up
+    READY = "ready"  # warm; in a roll it waits for its siblings
     SERVING = "serving"
     DRAINING = "draining"
     GONE = "gone"
@@ -31,6 +33,7 @@ class State(enum.StrEnum):
 class Event(enum.StrEnum):
     HELLO = "hello"
     READY = "ready"
+    ACCEPT = "accept"
     DRAIN_ASKED = "drain-asked"
     EXITED = "exited"
 
@@ -39,9 +42,12 @@ NEXT: dict[tuple[State, Event], State] = {
     (State.STARTING, Event.HELLO): State.BOOTING,
     (State.STARTING, Event.DRAIN_ASKED): State.DRAINING,
     (State.STARTING, Event.EXITED): State.GONE,
-    (State.BOOTING, Event.READY): State.SERVING,
+    (State.BOOTING, Event.READY): State.READY,
     (State.BOOTING, Event.DRAIN_ASKED): State.DRAINING,
     (State.BOOTING, Event.EXITED): State.GONE,
+    (State.READY, Event.ACCEPT): State.SERVING,
+    (State.READY, Event.DRAIN_ASKED): State.DRAINING,
+    (State.READY, Event.EXITED): State.GONE,
     (State.SERVING, Event.DRAIN_ASKED): State.DRAINING,
     (State.SERVING, Event.EXITED): State.GONE,
     # What it had sent before it heard of the drain may still arrive.
@@ -98,3 +104,39 @@ class Restarts:
         if served_s is not None and failures == 1:
             return Restarts(failures), 0.0
         return Restarts(failures), min(FIRST_DELAY * 2 ** min(failures - 1, 20), LONGEST_DELAY)
+
+
+def is_hopeless(restarts: Restarts, limit: int, served_s: Iterable[float]) -> bool:
+    """
+    Whether to end the attempts to replace what dies: *limit* failures in a row, and nobody who is in good health.
+
+    Args:
+        limit: as of ``--crash-limit``; 0 is never.
+        served_s: for how long each worker that serves has done so.
+    """
+    return 0 < limit <= restarts.failures and not any(served >= HEALTHY_AFTER for served in served_s)
+
+
+class Verdict(enum.Enum):
+    """What a boot that failed leads to."""
+
+    COLD = "once more, without warm state"
+    KEEP = "the generation that serves goes on, the roll has failed"
+    RETRY = "again, after a while"
+    GIVE_UP = "the tenant is given up"
+
+
+def after_boot_failure(*, may_try_cold: bool, in_roll: bool, was_ready: bool) -> Verdict:
+    """
+    Decide.
+
+    Args:
+        may_try_cold: warm state was used, may be at fault, and the user does not insist on it.
+        in_roll: it was a new generation, beside one that serves.
+        was_ready: the tenant has served before, so that the app can boot.
+    """
+    if may_try_cold and (in_roll or not was_ready):
+        return Verdict.COLD
+    if in_roll:
+        return Verdict.KEEP
+    return Verdict.RETRY if was_ready else Verdict.GIVE_UP

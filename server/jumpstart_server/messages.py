@@ -49,6 +49,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         listeners: how many bound sockets come along.
         requests: for a builder: the file of requests.
         cold: boot from nothing, whatever the settings say.
+        server: the supervisor's name in the boot ledger, or "" to keep none.
     """
 
     role: str
@@ -61,6 +62,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     requests: str = ""
     cold: bool = False
     replay: bool = True
+    server: str = ""
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +107,19 @@ class Accept(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Finish the requests in flight and exit."""
+    """
+    Finish the requests in flight and exit.
+
+    Attributes:
+        patience_s: how long connections that are kept may wait for one more request, which is answered with
+            ``Connection: close``. A client that asks just as its idle connection is closed would see a failure.
+    """
+
+    patience_s: float = 0.0
+
+
+class LameDuck(msgspec.Struct, frozen=True, tag=True):
+    """The worker will be told to drain in a while: answer with ``Connection: close`` from now on, and accept."""
 
 
 class Reopen(msgspec.Struct, frozen=True, tag=True):
@@ -163,6 +177,21 @@ class Renew(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """
+    A worker's event loop is alive; once a second while it serves.
+
+    Attributes:
+        rss: its resident set in bytes; 0 where the system does not tell.
+        in_flight: requests that run.
+        stacks: descriptor of the memory file that it writes its stacks to when it is asked; -1 for none.
+    """
+
+    rss: int = 0
+    in_flight: int = 0
+    stacks: int = -1
+
+
 class Learnt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything that a worker knows and a next boot would want; replaces what it sent before."""
 
@@ -192,12 +221,14 @@ Message = (
     | BootFailed
     | Accept
     | Drain
+    | LameDuck
     | Reopen
     | Ask
     | Hello
     | WorkerReady
     | StoppedAccepting
     | Renew
+    | Beat
     | ShutdownFailed
     | Stats
     | Learnt
@@ -311,7 +342,8 @@ class Channel:
             self._writer.write(encode(message))
 
     async def flush(self) -> None:
-        """Wait until what was sent is in the kernel."""
+        """Wait until all that was sent is in the kernel, where the other end finds it even when we are gone."""
+        self._writer.transport.set_write_buffer_limits(high=0)  # or it would not wait for the last 64 KiB
         try:
             await self._writer.drain()
         except ConnectionError:

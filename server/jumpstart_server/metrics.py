@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from jumpstart.report import BootReport
@@ -16,50 +18,79 @@ def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-class _Page:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def family(self, name: str, kind: str, help_text: str) -> None:
-        self.lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-
-    def sample(self, name: str, value: float, **labels: str) -> None:
-        text = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
-        self.lines.append(f"{name}{{{text}}} {value!r}" if text else f"{name} {value!r}")
-
-
-def render(
-    *,
-    tenant: str,
-    observed: ObserverSnapshot,
-    boot: BootReport | None,
-    workers: Mapping[str, int],
-    ready_after_s: float | None,
-    restarts: int,
-    pools: Sequence[PoolStats],
-    refusals: Iterable[str],
-) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Figures:
     """
-    Render one page.
+    Of one tenant.
 
-    Args:
+    Attributes:
         workers: state → how many workers are in it.
+        generation: the number of the current one.
+        roll_failed: the last roll did; what was there before serves on.
+        given_up: nothing of it runs, since it crashed again and again or cannot boot.
         pools: the threads of each worker.
         refusals: reason codes of files and sections that this boot did not use.
     """
+
+    tenant: str
+    observed: ObserverSnapshot
+    boot: BootReport | None
+    workers: Mapping[str, int]
+    ready_after_s: float | None
+    restarts: int
+    generation: int = 1
+    given_up: bool = False
+    roll_failed: bool = False
+    pools: Sequence[PoolStats]
+    refusals: Iterable[str]
+
+
+class _Page:
+    """The format wants the samples of a family together, whichever tenant they are of."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, list[str]] = {}
+        self._samples: list[str] = []  # of the family that was named last
+
+    def family(self, name: str, kind: str, help_text: str) -> None:
+        head = [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+        self._samples = self._families.setdefault(name, head)
+
+    def sample(self, name: str, value: float, **labels: str) -> None:
+        text = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
+        self._samples.append(f"{name}{{{text}}} {value!r}" if text else f"{name} {value!r}")
+
+    def text(self) -> str:
+        return "".join(f"{line}\n" for lines in self._families.values() for line in lines)
+
+
+def render(tenants: Iterable[Figures]) -> str:
+    """Render one page."""
     page = _Page()
+    for each in tenants:
+        _workers(page, each)
+        _pools(page, each.tenant, each.pools)
+        _boot(page, each.tenant, each.boot, each.refusals)
+        _traffic(page, each.tenant, each.observed)
+    return page.text()
+
+
+def _workers(page: _Page, figures: Figures) -> None:
+    tenant = figures.tenant
     page.family("jumpstart_workers", "gauge", "Worker processes by state.")
-    for state, count in workers.items():
+    for state, count in figures.workers.items():
         page.sample("jumpstart_workers", count, tenant=tenant, state=state)
     page.family("jumpstart_worker_restarts_total", "counter", "Workers that were replaced after they died.")
-    page.sample("jumpstart_worker_restarts_total", restarts, tenant=tenant)
-    _pools(page, tenant, pools)
-    if ready_after_s is not None:
+    page.sample("jumpstart_worker_restarts_total", figures.restarts, tenant=tenant)
+    page.family("jumpstart_generation", "gauge", "Number of the generation that serves.")
+    page.sample("jumpstart_generation", figures.generation, tenant=tenant)
+    page.family("jumpstart_given_up", "gauge", "1 where nothing of a tenant runs any more, since it cannot be served.")
+    page.sample("jumpstart_given_up", int(figures.given_up), tenant=tenant)
+    page.family("jumpstart_roll_failed", "gauge", "1 where the last roll has failed, and the old generation serves on.")
+    page.sample("jumpstart_roll_failed", int(figures.roll_failed), tenant=tenant)
+    if figures.ready_after_s is not None:
         page.family("jumpstart_ready_seconds", "gauge", "Time from start to the first ready worker.")
-        page.sample("jumpstart_ready_seconds", ready_after_s, tenant=tenant)
-    _boot(page, tenant, boot, refusals)
-    _traffic(page, tenant, observed)
-    return "\n".join(page.lines) + "\n"
+        page.sample("jumpstart_ready_seconds", figures.ready_after_s, tenant=tenant)
 
 
 def _pools(page: _Page, tenant: str, pools: Sequence[PoolStats]) -> None:
@@ -70,6 +101,7 @@ def _pools(page: _Page, tenant: str, pools: Sequence[PoolStats]) -> None:
         ("jumpstart_pool_threads_limit", "Threads for sync code that there may be.", [pool.limit for pool in pools]),
         ("jumpstart_pool_threads_waiting", "Jobs that wait for a thread.", [pool.waiting for pool in pools]),
         ("jumpstart_pool_threads_peak", "Most threads that were busy at once.", [pool.peak for pool in pools]),
+        ("jumpstart_pool_overruns", "Handlers that were stopped and run on.", [pool.overruns for pool in pools]),
     )
     for name, text, values in gauges:
         page.family(name, "gauge", text)
@@ -77,6 +109,27 @@ def _pools(page: _Page, tenant: str, pools: Sequence[PoolStats]) -> None:
     name = "jumpstart_queue_oldest_wait_seconds"
     page.family(name, "gauge", "How long the job has waited that has waited longest for a thread.")
     page.sample(name, max((pool.oldest_wait_s for pool in pools), default=0.0), tenant=tenant)
+    page.family("jumpstart_pool_overloaded", "gauge", "Workers that shed requests sooner, since too many wait.")
+    page.sample("jumpstart_pool_overloaded", sum(pool.overloaded for pool in pools), tenant=tenant)
+    name = "jumpstart_queue_wait_seconds"
+    page.family(name, "histogram", "How long those requests waited for a thread that had to wait, and got one.")
+    waits = [sum(counts) for counts in zip(*(pool.waits for pool in pools if pool.waits), strict=True)]
+    _histogram(page, name, waits or [0] * (len(BUCKETS_S) + 1), sum(pool.waits_sum_s for pool in pools), tenant=tenant)
+    page.family("jumpstart_requests_refused_total", "counter", "Requests that got no service, by reason.")
+    refused: Counter[str] = Counter()
+    for pool in pools:
+        refused.update(pool.refused)
+    for reason, count in sorted(refused.items()):
+        page.sample("jumpstart_requests_refused_total", count, tenant=tenant, reason=reason)
+
+
+def _histogram(page: _Page, name: str, buckets: Sequence[int], total_s: float, **labels: str) -> None:
+    """By `BUCKETS_S`, and the rest."""
+    bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
+    for bound, count in zip(bounds, accumulate(buckets), strict=True):
+        page.sample(f"{name}_bucket", count, **labels, le=bound)
+    page.sample(f"{name}_sum", total_s, **labels)
+    page.sample(f"{name}_count", sum(buckets), **labels)
 
 
 def _boot(page: _Page, tenant: str, boot: BootReport | None, refusals: Iterable[str]) -> None:
@@ -119,8 +172,4 @@ def _traffic(page: _Page, tenant: str, observed: ObserverSnapshot) -> None:
     )
     for route, stats in routes:
         name = "jumpstart_request_duration_seconds"
-        bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
-        for bound, count in zip(bounds, accumulate(stats.buckets), strict=True):
-            page.sample(f"{name}_bucket", count, tenant=tenant, route=route, le=bound)
-        page.sample(f"{name}_sum", stats.latency_sum_s, tenant=tenant, route=route)
-        page.sample(f"{name}_count", stats.requests, tenant=tenant, route=route)
+        _histogram(page, name, stats.buckets, stats.latency_sum_s, tenant=tenant, route=route)

@@ -23,16 +23,19 @@ from typing import NoReturn
 
 import msgspec
 
-from jumpstart.boot import Booted, boot
-from jumpstart.errors import JumpstartError
+from jumpstart import hooks
+from jumpstart.boot import Booted, BootSettings, WarmState, boot, find_state
+from jumpstart.errors import ConfigError, JumpstartError
 from jumpstart.recorders import RecorderSet, load_recorders
 from jumpstart.report import Stopwatch
-from jumpstart_server import system, worker
+from jumpstart_server import early_signals, system, worker
 from jumpstart_server.addresses import parse_permissions
+from jumpstart_server.envfile import add_to_environment
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.forksafety import reasons_not_to_fork
 from jumpstart_server.logs import keep_enabled, reopen_logs, set_up_logging
 from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Reopen, Start
+from jumpstart_server.privileges import Identity, drop, identity_of, unreachable
 from jumpstart_server.settings import Settings, boot_settings
 from jumpstart_warmup.corpus import CorpusRecorder
 
@@ -56,17 +59,22 @@ def main() -> None:
     os.chdir(start.settings.app.chdir or ".")
     if start.settings.tenant.umask:
         os.umask(parse_permissions(start.settings.tenant.umask))
+    add_to_environment(start.settings.environment)
     sys.argv[:] = ["jumpstart", "serve", start.settings.target]
+    # Ctrl-C reaches the whole process group, and so may other signals; the supervisor alone acts on them.
+    for number in (signal.SIGINT, *early_signals.HELD_SIGNALS):
+        signal.signal(number, early_signals.ignore)
     # As the supervisor, before the app has a say. What the app sets up for itself replaces it, and is its own affair.
     signal.signal(signal.SIGUSR1, lambda *_: reopen_logs())
+    found: _Found | None = None
     try:
+        identity = identity_of(start.settings.server.user, start.settings.server.group)
+        if identity is not None:
+            found = _become(identity, start)
         _set_up_logging(start.settings)
     except JumpstartError as error:
         _fail(channel, exit_code(error), str(error))
-    # Ctrl-C reaches the whole process group; the supervisor alone acts on it. A function and not SIG_IGN, which the
-    # app's own subprocesses would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    early_signals.let_in(signal.SIGINT)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by whoever started us, children could not be waited for
     limit = start.settings.tenant.startup_timeout
     if limit:
@@ -75,7 +83,7 @@ def main() -> None:
     stopwatch.add("start the interpreter", start.started, start.started + stopwatch.since_start())
     own_pid = os.getpid()
     try:
-        booted, corpus = _boot(start, stopwatch)
+        booted, corpus = _boot(start, found, stopwatch)
     except JumpstartError as error:
         _fail(channel, exit_code(error), str(error))
     except BaseException:
@@ -118,11 +126,44 @@ def _set_up_logging(settings: Settings) -> None:
     )
 
 
-def _boot(start: Start, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
+_Found = tuple[RecorderSet, CorpusRecorder, WarmState]
+
+
+def _load_recorders(start: Start) -> tuple[RecorderSet, CorpusRecorder]:
+    corpus = CorpusRecorder(start.settings.warm)
+    return RecorderSet([*load_recorders(start.settings.warm), corpus]), corpus
+
+
+def _boot_settings(start: Start) -> BootSettings:
     settings = boot_settings(start.settings, cold=start.cold)
-    corpus = CorpusRecorder(settings.warm)
-    recorders = RecorderSet([*load_recorders(settings.warm), corpus])
-    booted = boot(settings, recorders, stopwatch)
+    return msgspec.structs.replace(settings, server=start.server, generation=start.generation)
+
+
+def _become(identity: Identity, start: Start) -> _Found:
+    """Drop root's privileges, after reading what is root's: keys and warm-start cache. Nothing of these has run."""
+    server = start.settings.server
+    set_up_logging(server.log_level, file=server.error_logfile)  # without --log-config, which may name code of the app
+    recorders, corpus = _load_recorders(start)
+    state = find_state(_boot_settings(start), recorders)
+    drop(identity)
+    system.die_with_parent(start.supervisor_pid)
+    add_to_environment(identity.variables)
+    tenant = start.settings.tenant
+    paths = {
+        **{"Python's own": os.__file__, "the server's own": __file__, "--app-dir": start.settings.app.app_dir},
+        **{"--ssl-certfile": tenant.ssl_certfile, "--ssl-keyfile": tenant.ssl_keyfile, "--warmup": tenant.warmup},
+        "--requests": start.requests,
+    }
+    problem = unreachable(paths, identity)
+    if problem is not None:
+        raise ConfigError(problem)
+    return recorders, corpus, state
+
+
+def _boot(start: Start, found: _Found | None, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
+    settings = _boot_settings(start)
+    recorders, corpus, state = found or (*_load_recorders(start), None)
+    booted = boot(settings, recorders, stopwatch, state)
     with _app_last(settings.app_dir):
         worker.import_what_workers_need(booted.interface)
     # What the app may have changed for itself, and we rely on:
@@ -160,6 +201,8 @@ def _serve_forks(
     listeners: list[socket.socket],
     heirlooms: _Heirlooms,
 ) -> NoReturn:
+    with booted.stopwatch.span("on_capture hooks"):
+        hooks.before_fork(start.settings.profile.restore_timeout)
     with booted.stopwatch.span("audit and freeze"):
         gc.collect()  # what the import left behind would otherwise be frozen with the rest
         own = {channel.sock.fileno(), *(listener.fileno() for listener in listeners)}
@@ -208,6 +251,7 @@ def _fork(
     heirlooms.sockets = [control, *listeners]
     system.die_with_parent(start.supervisor_pid)
     _disown_children()
+    hooks.make_unique()
     start = msgspec.structs.replace(start, slot=order.slot, replay=order.replay)
     worker.run(control, start, booted, corpus, listeners, process=f"worker {order.slot}")
 

@@ -1,13 +1,58 @@
-"""The supervisor's view of its processes: what it knows of each, and the channel to it."""
+"""The supervisor's view of its processes: what it knows of each, the channel to it, and how one is started."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from jumpstart.report import BootReport
-from jumpstart_server.lifecycle import Worker
-from jumpstart_server.messages import Captured, Channel, Fork, Message, Reopen, Stats, encode
+from jumpstart_server.advise import MemoryOfRequests
+from jumpstart_server.children import Children
+from jumpstart_server.heartbeat import Pulse
+from jumpstart_server.lifecycle import LifecycleError, State, Worker
+from jumpstart_server.messages import Captured, Channel, Fork, Message, Reopen, Start, Stats, encode
+from jumpstart_server.spawn import Interpreter, start_interpreter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Launcher:
+    """
+    Starts processes; one for all tenants.
+
+    Attributes:
+        started: when the command began, on the monotonic clock.
+        waiting: an interpreter that was started ahead and becomes the first process.
+        gone: set whenever a process is found gone.
+        spawn_task: runs a coroutine beside the others; what it raises ends the server.
+    """
+
+    children: Children
+    spawn_task: Callable[[Coroutine[Any, Any, None]], None]
+    started: float
+    waiting: Interpreter | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def launch(self, start: Start, sockets: Sequence[socket.socket]) -> Interpreter:
+        """
+        Take the interpreter that waits already, or start one, and tell it its role.
+
+        Raises:
+            OSError: there is no process to be had.
+        """
+        interpreter, self.waiting = self.waiting or start_interpreter(start.settings.target), None
+        interpreter.release()
+        self.children.ours.add(interpreter.pid)
+        try:
+            interpreter.tell(encode(start), [sock.fileno() for sock in sockets])
+        except OSError as error:
+            logger.warning("process %d ended before it was told its role: %s", interpreter.pid, error)
+        return interpreter
 
 
 class Mold:
@@ -45,8 +90,12 @@ class Member:
 
     Attributes:
         worker: what the rules know about it.
-        accepting: it was told to accept.
+        stopped_accepting: it drains, and has taken all connections that waited.
         complaint: what it said when it failed to boot.
+        pulse: its signs of life, once it serves.
+        memory: what its requests take.
+        is_hung: it will not hear of a drain.
+        replaces: the worker in whose place it is started, while that one serves on.
         answers: questions that it has not answered yet, by number.
     """
 
@@ -55,11 +104,33 @@ class Member:
         self.report: BootReport | None = None
         self.stats: Stats | None = None
         self.answers: dict[int, asyncio.Future[Stats | Captured]] = {}
-        self.accepting = False
+        self.replaces: Member | None = None
+        self.pulse = Pulse(0.0, 0.0)
+        self.memory = MemoryOfRequests()
+        self.is_hung = False
         self.stopped_accepting = False
         self.complaint = ""
         self._channel: Channel | None = None
         self._unsent: list[Message] = []
+
+    @property
+    def is_accepting(self) -> bool:
+        return self.worker.state is State.SERVING
+
+    @property
+    def pid(self) -> int:
+        """
+        Raises:
+            LifecycleError: it has not said hello yet.
+        """
+        if self.worker.pid is None:
+            raise LifecycleError(f"{self.name} is asked for its pid")
+        return self.worker.pid
+
+    @property
+    def name(self) -> str:
+        """As log lines have it."""
+        return f"worker={self.worker.slot} gen={self.worker.generation} pid={self.worker.pid}"
 
     def connect(self, channel: Channel) -> None:
         """The channel is open: send what had to wait for it."""

@@ -40,6 +40,10 @@ def _option(
 
 _Port = Annotated[int, Meta(ge=0, le=65535)]
 _Descriptor = Annotated[int, Meta(ge=0)]
+_Threads = Annotated[int, Meta(ge=1, le=10_000)]
+
+FIRST_THREADS = 40  # anyio's and Starlette's number, while a worker with --threads auto boots
+BYTES = "bytes"  # the unit of sizes, which may be written with a unit of their own: 512MiB
 
 
 class AppSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +66,15 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             path=True,
         ),
     ] = ""
+    env_file: Annotated[
+        str,
+        _option(
+            "File of NAME=VALUE lines: variables for the app's processes and for these options. Those that are set "
+            "already win.",
+            "--env-file",
+            path=True,
+        ),
+    ] = ""
     factory: Annotated[bool, _option("The target is a function that returns the app.", "--factory")] = False
     interface: Annotated[
         Literal["auto", "asgi", "asgi3", "asgi2", "wsgi"],
@@ -75,17 +88,33 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "--name",
         ),
     ] = ""
+    build_id: Annotated[
+        str,
+        _option(
+            "Which build of the app this is, such as a commit's hash; stores of profiles are ordered by it. By default "
+            "it is told from the app's sources.",
+            "--build-id",
+        ),
+    ] = ""
 
 
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[tenants.NAME]``: an address, its processes, their limits and how they become warm."""
 
     target: Annotated[str, _option("The tenant's own app; by default the one of [app].")] = ""
+    routes: Annotated[
+        tuple[str, ...],
+        _option(
+            'Begins of the paths that are the tenant\'s, such as "/chat/"; "/" is the rest. Used by `jumpstart export` '
+            "only, for the proxy in front."
+        ),
+    ] = ()
     bind: Annotated[
         tuple[str, ...],
         _option(
-            "Address: HOST:PORT, [::1]:PORT, unix:PATH or fd://N; repeatable. Without any address it is "
-            "127.0.0.1:8000, or 0.0.0.0:$PORT where the variable PORT is set.",
+            "Address: HOST:PORT, [::1]:PORT, unix:PATH, fd://N, or fd://NAME of a socket that systemd passed; "
+            "repeatable. Without any address it is what systemd passed, else 0.0.0.0:$PORT where the variable PORT is "
+            "set, else 127.0.0.1:8000.",
             "-b",
             "--bind",
         ),
@@ -121,19 +150,51 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, _option("Worker processes.", "-w", "--workers", env=("WEB_CONCURRENCY",), ge=1, le=1024)
     ] = 1
     threads: Annotated[
+        _Threads | Literal["auto"],
+        _option(
+            "Threads of a worker that run WSGI handlers, and sync code of ASGI apps; started on demand. auto is as many "
+            "as the memory holds: (--memory-limit - what a warm worker takes) / --request-memory.",
+            "--threads",
+        ),
+    ] = FIRST_THREADS
+    max_threads: Annotated[
+        int, _option("Most threads of a worker with --threads auto.", "--max-threads", ge=1, le=10_000)
+    ] = 1000
+    memory_limit: Annotated[
         int,
         _option(
-            "Threads of a worker that run WSGI handlers, and sync code of ASGI apps; started on demand.",
-            "--threads",
-            ge=1,
-            le=10_000,
+            "Memory of a worker (RSS), such as 2GiB; one that takes more is replaced, the new one ready first. 0 is its "
+            "share of the cgroup's limit, where there is one.",
+            "--memory-limit",
+            unit=BYTES,
+            ge=0,
         ),
-    ] = 40
+    ] = 0
+    memory_soft: Annotated[
+        float,
+        _option(
+            "Share of the memory limit above which a worker runs no more requests at once than it does, and is "
+            "replaced when that lasts.",
+            "--memory-soft",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.85
+    request_memory: Annotated[
+        int,
+        _option(
+            "Memory that a request takes while it runs, for --threads auto; 0 is 1MiB.",
+            "--request-memory",
+            unit=BYTES,
+            ge=0,
+        ),
+    ] = 0
     timeout: Annotated[
         float,
         _option(
             "How long a request may take in all, from when its handler is called; then its client gets 504, or a "
-            "broken stream, and the handler is stopped. 0 is for ever.",
+            "broken stream, and the handler is stopped. WebSockets, and ASGI background tasks after the response, have "
+            "no limit. 0 is for ever.",
             "-t",
             "--timeout",
             unit="s",
@@ -173,7 +234,7 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _option(
             "How the thread of a handler is stopped whose request is over its time, or whose client has left: "
             "interrupt raises jumpstart.RequestTimeout at its next bytecode; sever also shuts down the socket that it "
-            "waits on.",
+            "waits on. Not for handlers that share one connection, as over HTTP/2 or gRPC.",
             "--on-deadline",
         ),
     ] = "interrupt"
@@ -188,16 +249,28 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queue: Annotated[
         int,
         _option(
-            "Requests to WSGI handlers that may wait for a thread of a worker; more are answered with 503.",
+            "Requests of a worker that may wait for their turn: WSGI's for a thread, ASGI's beyond --limit-concurrency; "
+            "more are answered with 503.",
             "--queue",
             ge=0,
         ),
     ] = 1000
+    limit_concurrency: Annotated[
+        int,
+        _option(
+            "Requests to an ASGI app that may run at once in a worker; the others wait in the queue. Open WebSockets "
+            "count, idle connections do not. 0 is as many as come.",
+            "--limit-concurrency",
+            "--worker-connections",
+            ge=0,
+        ),
+    ] = 0
     queue_timeout: Annotated[
         float,
         _option(
-            "How long a request to a WSGI handler may wait for a thread before it is answered with 503, without having "
-            "started; 0 is for ever.",
+            "How long a request may wait for its turn before it is answered with 503, without having started; 0 is for "
+            "ever. When the oldest has waited for half of it, and those who come would have to, the newest are served "
+            "first and may wait for half of it only.",
             "--queue-timeout",
             unit="s",
             ge=0,
@@ -236,7 +309,7 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = 30
     limit_request_line: Annotated[
-        int, _option("Longest request line; 0 is 1 MiB.", "--limit-request-line", unit="bytes", ge=0)
+        int, _option("Longest request line; 0 is 1 MiB.", "--limit-request-line", unit=BYTES, ge=0)
     ] = 4094
     limit_request_fields: Annotated[
         int, _option("Most header fields of a request; 0 is 32768.", "--limit-request-fields", ge=0)
@@ -247,12 +320,12 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "Longest header field of a request; 0 is 1 MiB.",
             "--limit-request-field_size",
             "--limit-request-field-size",
-            unit="bytes",
+            unit=BYTES,
             ge=0,
         ),
     ] = 8190
     limit_request_body: Annotated[
-        int, _option("Longest body of a request; 0 is no limit.", "--limit-request-body", unit="bytes", ge=0)
+        int, _option("Longest body of a request; 0 is no limit.", "--limit-request-body", unit=BYTES, ge=0)
     ] = 0
     header_map: Annotated[
         Literal["drop", "refuse", "dangerous"],
@@ -265,6 +338,17 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     startup_timeout: Annotated[
         float, _option("How long a process may take to be ready; 0 is for ever.", "--startup-timeout", unit="s", ge=0)
     ] = 120
+    worker_healthcheck_timeout: Annotated[
+        float,
+        _option(
+            "How long a worker's event loop may give no sign of life, while the worker does not compute either, until "
+            "it is replaced. One that computes is never killed for it. 0 is for ever.",
+            "--worker-healthcheck-timeout",
+            "--timeout-worker-healthcheck",
+            unit="s",
+            ge=0,
+        ),
+    ] = 30
     graceful_timeout: Annotated[
         float,
         _option(
@@ -275,6 +359,43 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ge=0,
         ),
     ] = 30
+    drain_delay: Annotated[
+        float,
+        _option(
+            "How long the server goes on accepting after SIGTERM, not ready for whoever asks /readyz, and answering with "
+            "Connection: close, before it drains: time for load balancers to look elsewhere.",
+            "--drain-delay",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0
+    max_requests: Annotated[
+        int,
+        _option(
+            "Requests after which a worker is replaced, the new one ready first; 0 is never.",
+            "--max-requests",
+            "--limit-max-requests",
+            ge=0,
+        ),
+    ] = 0
+    max_requests_jitter: Annotated[
+        int,
+        _option(
+            "Up to so many requests more, by lot, so that workers are not replaced all at once.",
+            "--max-requests-jitter",
+            "--limit-max-requests-jitter",
+            ge=0,
+        ),
+    ] = 0
+    crash_limit: Annotated[
+        int,
+        _option(
+            "Failures of a worker in a row, while no worker has served for ten seconds, after which the tenant is given "
+            "up; 0 is never.",
+            "--crash-limit",
+            ge=0,
+        ),
+    ] = 8
     lifespan: Annotated[
         Literal["auto", "on", "off"],
         _option(
@@ -296,7 +417,7 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str,
         _option(
             "Format of the access log: combined, json (an object per line), or a text with gunicorn's atoms, such as "
-            "%(h)s and %({x-request-id}i)s.",
+            "%(h)s and %({x-request-id}i)s. Given without --access-logfile, the log goes to standard output.",
             "--access-logformat",
         ),
     ] = "combined"
@@ -339,7 +460,14 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["auto", "never"],
         _option("Fork workers from the warmed mold where the audit finds that safe, or always spawn them.", "--fork"),
     ] = "auto"
-    profile: Annotated[str, _option("Profile file to boot from.", "--profile", path=True)] = ""
+    profile: Annotated[
+        str,
+        _option(
+            "Profile to boot from: a file, or a store of profiles, which is a folder or a URL (s3://…, https://…).",
+            "--profile",
+            path=True,
+        ),
+    ] = ""
     warmup: Annotated[
         str, _option("TOML file of requests that every worker runs before it is ready.", "--warmup", path=True)
     ] = ""
@@ -363,6 +491,12 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = True
 
 
+    @property
+    def first_threads(self) -> int:
+        """How many threads a worker begins with; what ``auto`` comes to is known when it is warm."""
+        return FIRST_THREADS if self.threads == "auto" else self.threads
+
+
 class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[profile]``: what is recorded, what is trusted, and what happens when it cannot be used."""
 
@@ -370,10 +504,23 @@ class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bool, _option("Keep what workers learn in a cache on this host, for the next start.", "--warm-start")
     ] = True
     trust: Annotated[
-        Literal["signed", "data-only"],
-        _option("Accept profiles signed by a trusted key, or any, but then data only: no code, no pickles.", "--trust"),
+        Literal["signed", "data-only", "any"],
+        _option(
+            "Use profiles by trusted keys (signed); others too, without code and pickles (data-only); or all, whoever "
+            "made them (any), which runs their code.",
+            "--trust",
+        ),
     ] = "signed"
     max_age: Annotated[float, _option("Refuse profiles older than this.", "--profile-max-age", unit="s", gt=0)] = 86_400
+    fetch_timeout: Annotated[
+        float,
+        _option(
+            "How long a store of profiles may take; then what was fetched before is used.",
+            "--profile-fetch-timeout",
+            unit="s",
+            gt=0,
+        ),
+    ] = 10
     require_warm: Annotated[
         bool, _option("Refuse to start (exit 4) when a profile or cache was refused or gave nothing.", "--require-warm")
     ] = False
@@ -427,6 +574,52 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             path=True,
         ),
     ] = ""
+    pid: Annotated[
+        str,
+        _option(
+            "File for the server's process id, while it runs; written when the addresses are bound.",
+            "-p",
+            "--pid",
+            path=True,
+        ),
+    ] = ""
+    user: Annotated[
+        str,
+        _option(
+            "User, by name or number, that the app's processes become before they import the app; the server itself "
+            "stays root.",
+            "-u",
+            "--user",
+        ),
+    ] = ""
+    group: Annotated[
+        str,
+        _option(
+            "Group, by name or number, of the app's processes; by default the main one of --user.", "-g", "--group"
+        ),
+    ] = ""
+    reload: Annotated[
+        bool,
+        _option(
+            "For development: when a source file changes, start new workers, which take over when they are ready.",
+            "--reload",
+        ),
+    ] = False
+    reload_dir: Annotated[
+        tuple[str, ...],
+        _option("Folder to watch with --reload, by default the app's; repeatable.", "--reload-dir", path=True),
+    ] = ()
+    reload_include: Annotated[
+        tuple[str, ...],
+        _option("Files to watch with --reload beside *.py, with wildcards; repeatable.", "--reload-include"),
+    ] = ()
+    reload_exclude: Annotated[
+        tuple[str, ...],
+        _option("Files and folders not to watch with --reload, with wildcards; repeatable.", "--reload-exclude"),
+    ] = ()
+    reload_delay: Annotated[
+        float, _option("Time between two looks at the files with --reload.", "--reload-delay", unit="s", gt=0)
+    ] = 0.25
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -445,7 +638,13 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of one tenant's server, from one reading of command line, environment and file."""
+    """
+    All settings of one tenant's server, from one reading of command line, environment and file.
+
+    Attributes:
+        all_workers: of all tenants that are served together, which share the memory; 0: of this one only.
+        environment: variables of ``--env-file`` that were not set already, for the processes that run the app.
+    """
 
     app: AppSettings
     tenant: TenantSettings
@@ -453,6 +652,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     server: HostSettings
     logging: LogConfig | None = None
     tenant_name: str = "web"
+    all_workers: int = 0
+    environment: dict[str, str] = {}
     home_cache: str = ""
     home_state: str = ""
     home_config: str = ""
@@ -489,6 +690,34 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "App": (),
+    "Address": ("bind", "host", "port", "uds", "uds_permissions", "fd", "backlog", "routes"),
+    "Processes": (
+        *("workers", "threads", "max_threads", "memory_limit", "memory_soft", "request_memory", "fork", "umask"),
+        *("startup_timeout", "graceful_timeout", "worker_healthcheck_timeout", "lifespan"),
+        *("drain_delay", "max_requests", "max_requests_jitter", "crash_limit"),
+    ),
+    "Envelope of a request": (),
+    "HTTP limits": (
+        *("keep_alive", "header_timeout", "body_timeout", "write_timeout", "limit_request_line"),
+        *("limit_request_fields", "limit_request_field_size", "limit_request_body", "header_map", "stream_bodies"),
+    ),
+    "TLS and proxies": (
+        *("ssl_certfile", "ssl_keyfile", "proxy_headers", "forwarded_allow_ips", "proxy_protocol", "proxy_allow_from"),
+        "root_path",
+    ),
+    "Warm boot": ("profile", "warmup", "warmup_budget", "warmup_host", "replay"),
+    "Logs": (
+        *("access_logfile", "access_logformat", "access_log", "log_level", "error_logfile", "capture_output"),
+        "log_config",
+    ),
+    "Host": (),
+}
+"""Heading in ``--help`` and in the reference → keys; those of no heading are under their section's, `GROUP_OF_REST`."""
+GROUP_OF_REST = {"app": "App", "tenant": "Envelope of a request", "profile": "Warm boot", "server": "Host"}
+
+
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One declared option, as the command line and the documentation see it."""
 
@@ -513,6 +742,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def choices(self) -> tuple[str, ...]:
         return tuple(get_args(self.type)) if get_origin(self.type) is Literal else ()
+
+    @property
+    def group(self) -> str:
+        """The heading that it is shown under, one of `GROUPS`."""
+        found = (title for title, keys in GROUPS.items() if self.key in keys)
+        return next(found, GROUP_OF_REST[self.section])
 
     @property
     def env(self) -> str:
@@ -562,7 +797,9 @@ def allowed_values(option: Option) -> str:
         return "text, or a list of texts"
     kinds = {option.type, *get_args(option.type)}
     kinds |= {get_args(kind)[0] for kind in kinds if get_origin(kind) is Annotated}
-    if int in kinds:
+    if option.unit == BYTES:
+        words = "a size such as 512MiB or 2GiB, or a whole number"
+    elif int in kinds:
         words = "a whole number"
     elif float in kinds:
         words = "a number"
@@ -575,7 +812,8 @@ def allowed_values(option: Option) -> str:
         for name, sign in signs.items()
         if getattr(meta, name) is not None
     ]
-    return f"{words} {' and '.join(limits)}".rstrip()
+    named = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    return ", or ".join([f"{words} {' and '.join(limits)}".rstrip(), *named])
 
 
 def _metas(kind: Any) -> list[Meta]:
@@ -602,6 +840,10 @@ def boot_settings(settings: Settings, *, cold: bool = False) -> BootSettings:
         name=settings.app.name,
         tenant=settings.tenant_name,
         profile="" if cold else settings.tenant.profile,
+        build=settings.app.build_id,
+        copies=str(paths.profiles),
+        fetch_timeout_s=profile.fetch_timeout,
+        ledger=str(paths.ledger),
         trust=profile.trust,
         max_age_s=profile.max_age,
         warm_start=str(paths.warm_start) if profile.warm_start and not cold else "",

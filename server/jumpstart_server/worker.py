@@ -12,6 +12,7 @@ import gc
 import importlib
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -24,26 +25,33 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from jumpstart import hooks
 from jumpstart.boot import Booted
 from jumpstart.errors import AppShutdownError, ConfigError, JumpstartError
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
-from jumpstart_server import system
+from jumpstart_server import forks, system
 from jumpstart_server.access import AccessLog
 from jumpstart_server.engine import CANCEL_GRACE, Engine
+from jumpstart_server.envelope import memory
+from jumpstart_server.envelope.sizing import allowance, size_threads
 from jumpstart_server.exits import ExitCode, exit_code
+from jumpstart_server.heartbeat import BEAT_INTERVAL, offer_stacks
 from jumpstart_server.logs import reopen_logs
 from jumpstart_server.messages import (
     Accept,
     Ask,
+    Beat,
     BootFailed,
     Captured,
     Channel,
     ChannelClosedError,
     Drain,
     Hello,
+    LameDuck,
     Learnt,
+    Renew,
     Reopen,
     Section,
     ShutdownFailed,
@@ -61,6 +69,7 @@ logger = logging.getLogger(__name__)
 
 LEARN_SHARE = 50  # times its own duration that the next capture waits at least
 LEARN_INTERVAL = 2.0  # seconds between looks for something new; cheap when there is nothing
+COUNT_INTERVAL = 0.1  # seconds between looks at the number of requests, where it is limited
 STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which survive a kill -9
 REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
 WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may take
@@ -99,7 +108,7 @@ def run(
     """Serve (or build a profile) until told to stop, then end the process with the app's own exit hooks run."""
     code = ExitCode.INTERNAL
     signal.signal(signal.SIGINT, lambda *_: None)  # the supervisor's, whatever the app made of it
-    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_come, after_in_child=_leave_signals)
+    forks.leave_signals_to_children()
     try:
         worker = _Worker(start, booted, corpus, listeners, process)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -109,26 +118,6 @@ def run(
     except BaseException:
         logger.critical("internal error in worker pid=%d", os.getpid(), exc_info=True)
     sys.exit(code)
-
-
-SIGNALS_OF_OURS = (signal.SIGTERM, signal.SIGINT)
-_mask = threading.local()
-
-
-def _hold_signals() -> None:
-    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_OF_OURS)
-
-
-def _let_signals_come() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
-
-
-def _leave_signals() -> None:
-    """A child that the app forks: its signals are not the worker's, whose event loop would hear of them."""
-    signal.set_wakeup_fd(-1)
-    for number in SIGNALS_OF_OURS:
-        signal.signal(number, signal.SIG_DFL)
-    _let_signals_come()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -157,6 +146,8 @@ class _Worker:
         self.is_draining = False
         self.channel: Channel  # set by main, before anything uses it
         self._learner: asyncio.Task[None] | None = None
+        self._pulse: asyncio.Task[None] | None = None
+        self._counter: asyncio.Task[None] | None = None
         self._learnt_at = -1
         self._captures: set[asyncio.Task[None]] = set()
         self._requests = _warmup_requests(tenant.warmup)
@@ -182,6 +173,7 @@ class _Worker:
                 access=self._access_log(),
                 become_ready=self.become_ready,
                 stopped_accepting=lambda: self.channel.send(StoppedAccepting()),
+                renew=lambda reason: self.channel.send(Renew(reason)),
             )
         from jumpstart_server.asgi.server import ASGIServer, as_asgi3
 
@@ -194,6 +186,7 @@ class _Worker:
             become_ready=self.become_ready,
             stopped_accepting=lambda: self.channel.send(StoppedAccepting()),
             stopwatch=self.stopwatch,
+            renew=lambda reason: self.channel.send(Renew(reason)),
         )
 
     def _access_log(self) -> AccessLog | None:
@@ -216,6 +209,8 @@ class _Worker:
         if limit:
             system.dump_stacks_after(max(limit - 0.5, limit / 2))  # says where it is stuck
         try:
+            with self.stopwatch.span("on_restore hooks"):
+                await hooks.after_restore(self.settings.profile.restore_timeout)
             code = await self._serve()
         except JumpstartError as error:
             # Its start-up failed by itself; doing that once more, cold, would only repeat its side effects.
@@ -239,7 +234,7 @@ class _Worker:
             failure = error
         self._send_stats()
         if self.settings.profile.warm_start and self.engine.started:
-            self.channel.send(Learnt(sections=self.capture("host")))
+            self.channel.send(Learnt(sections=await self._capture("host")))
         if failure is None:
             return ExitCode.CLEAN
         self.channel.send(ShutdownFailed(text=str(failure)))
@@ -252,7 +247,9 @@ class _Worker:
                 if isinstance(message, Accept):
                     self.may_accept.set()
                 elif isinstance(message, Drain):
-                    self._drain()
+                    self._drain(message.patience_s)
+                elif isinstance(message, LameDuck):
+                    self.engine.lame_duck()
                 elif isinstance(message, Reopen):
                     reopen_logs()
                 elif isinstance(message, Ask):
@@ -263,9 +260,9 @@ class _Worker:
         except ChannelClosedError:
             os._exit(ExitCode.INTERNAL)  # the supervisor is gone, and the port with it
 
-    def _drain(self) -> None:
+    def _drain(self, patience_s: float = 0.0) -> None:
         self.is_draining = True
-        self.engine.drain()
+        self.engine.drain(patience_s)
 
     def _answer(self, ask: Ask) -> None:
         if ask.capture:
@@ -296,10 +293,63 @@ class _Worker:
         gc.freeze()
         gc.enable()
         system.cancel_dump()
+        guard = self._size()
         report = msgspec.structs.replace(self.booted.report(), warmup=warmup)
         self.channel.send(WorkerReady(report=report))
         await self.may_accept.wait()
+        self._pulse = asyncio.create_task(self._beat(guard))
+        if self.settings.tenant.max_requests:
+            self._counter = asyncio.create_task(self._count_requests())
         self._learner = asyncio.create_task(self._keep_learning())
+
+    def _size(self) -> memory.MemoryGuard:
+        """Settle how many threads there are, and what memory this worker may take, now that it is warm."""
+        tenant = self.settings.tenant
+        group = memory.Group.find()
+        machine = memory.read_machine(group)
+        workers = self.settings.all_workers or tenant.workers
+        allowed = allowance(tenant.memory_limit, machine, workers)
+        began, rss = time.monotonic(), memory.rss_of() or 0
+        if tenant.threads == "auto":
+            # Of a share of the cgroup, pages that workers have in common are taken once.
+            base = rss if allowed.is_own else memory.pss_of() or rss
+            sizing = size_threads(
+                allowed,
+                machine,
+                base=base,
+                request_memory=tenant.request_memory,
+                max_threads=tenant.max_threads,
+                workers=workers,
+            )
+            self.engine.resize(sizing.threads)
+            self.stopwatch.add("threads", began, time.monotonic(), sizing.arithmetic)
+            if not sizing.fits:
+                logger.error("there is no memory for a request: threads = %s", sizing.arithmetic)
+            elif self.start.slot == 0:  # the others come to about the same
+                logger.info("threads = %s", sizing.arithmetic)
+        return memory.MemoryGuard(
+            allowed,
+            tenant.memory_soft,
+            base=rss,
+            shed=self.engine.shed,
+            renew=lambda reason: self.channel.send(Renew(reason)),
+            group=group,
+        )
+
+    async def _beat(self, guard: memory.MemoryGuard) -> None:
+        """Tell the supervisor once a second that this event loop is alive, and look after the memory."""
+        stacks = offer_stacks()
+        next_beat = 0.0
+        while not self.is_draining:
+            now, rss, in_flight = time.monotonic(), memory.rss_of(), self.engine.in_flight()
+            if now >= next_beat and self.engine.is_alive():
+                next_beat = now + BEAT_INTERVAL
+                self.channel.send(Beat(rss=rss or 0, in_flight=in_flight, stacks=stacks))
+            try:
+                guard.look(now, rss, in_flight)
+            except Exception:  # the next look may go better, and the beats go on
+                logger.exception("internal error in the watch over the memory")
+            await asyncio.sleep(memory.LOOK_INTERVAL)
 
     async def _warm_up(self, state: dict[str, Any]) -> WarmupReport:
         recorded = self.corpus.requests_for_warmup(REPLAY_LIMIT)
@@ -383,6 +433,14 @@ class _Worker:
         )
         self._drain()
 
+    async def _count_requests(self) -> None:
+        """Ask to be replaced after so many requests. The system draws the lot: forks share the random numbers."""
+        tenant = self.settings.tenant
+        limit = tenant.max_requests + random.SystemRandom().randint(0, tenant.max_requests_jitter)
+        while (served := self.observer.requests + self.engine.upgraded()) < limit:  # noqa: ASYNC110  # an event is dearer
+            await asyncio.sleep(COUNT_INTERVAL)
+        self.channel.send(Renew(f"{served} requests (--max-requests {tenant.max_requests})"))
+
     # ------------------------------------------------------------------ what it learns
 
     async def _keep_learning(self) -> None:
@@ -406,6 +464,7 @@ class _Worker:
 
     async def _capture(self, purpose: Purpose) -> dict[str, Section]:
         """Capture on a thread of our own: the default executor is the app's, and may be full."""
+        await hooks.before_capture(purpose, self.settings.profile.restore_timeout)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[dict[str, Section]] = loop.create_future()
 

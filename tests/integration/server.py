@@ -346,12 +346,17 @@ class Server:
         with httpx.Client(transport=transport, base_url="http://admin", timeout=timeout) as client:
             return client.request(method, path)
 
-    def status(self, requests: int = 0) -> dict[str, Any]:
-        """The JSON of ``/status``, once it has *requests*: one is counted a moment after its client has the answer."""
+    def status(self, requests: int = 0, *, tenant: str | None = None) -> dict[str, Any]:
+        """
+        The JSON of ``/status`` and in it that of *tenant*, by default the first.
+
+        Waits until it has *requests*: one is counted a moment after its client has the answer.
+        """
 
         def look() -> dict[str, Any] | None:
             document: dict[str, Any] = self.admin("/status").json()
-            return document if document["requests"] >= requests else None
+            found = next(each for each in document["tenants"] if tenant in (None, each["tenant"]))
+            return {**document, **found} if found["requests"] >= requests else None
 
         return wait_until(look, why=f"{requests} requests are counted")
 

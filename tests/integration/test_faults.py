@@ -106,11 +106,16 @@ def app(environ, start_response):
 """
 
 
-@pytest.mark.parametrize("fork", ["auto", "never"])
 @pytest.mark.parametrize(
-    "nonsense",
-    [b"\0\0\0\4oops", b"\xff\xff\xff\xffoops", b"GET / HTTP/1.1\r\n\r\n" * 5, encode(Hello(2**22 + 1))],
-    ids=["no-message", "too-long", "other-protocol", "out-of-turn"],
+    ("nonsense", "fork"),
+    [
+        (b"\0\0\0\4oops", "auto"),
+        (b"\xff\xff\xff\xffoops", "never"),
+        (b"GET / HTTP/1.1\r\n\r\n" * 5, "auto"),
+        (encode(Hello(2**22 + 1)), "never"),
+        (encode(Hello(2**22 + 1)), "auto"),
+    ],
+    ids=["no-message", "too-long", "other-protocol", "out-of-turn-spawned", "out-of-turn"],
 )
 def test_nonsense_on_a_control_channel_costs_that_worker_only(
     serve: Serve, app: Callable[[str], Path], nonsense: bytes, fork: str
@@ -254,16 +259,12 @@ TREE = "sh -c \"sh -c 'sleep 100; true'; true\""
 STUBBORN_TREE = "sh -c \"trap '' TERM; sleep 100; true\""
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["sleep 100", STUBBORN, TREE, STUBBORN_TREE],
-    ids=["sleep", "stubborn", "tree", "stubborn-tree"],
-)
-def test_what_the_app_started_is_ended_at_stop(serve: Serve, app: Callable[[str], Path], command: str) -> None:
+def test_what_the_app_started_is_ended_at_stop(serve: Serve, app: Callable[[str], Path]) -> None:
     with serve("faulty:app", app_dir=app(LEAVING)) as server:
-        before = server.processes()
-        server.request("POST", "/", content=command)
-        wait_until(lambda: server.processes() > before, why="the app has started it")
+        for command in ("sleep 100", STUBBORN, TREE, STUBBORN_TREE):
+            before = server.processes()
+            server.request("POST", "/", content=command)
+            wait_until(lambda: server.processes() > before, why="the app has started it")  # noqa: B023
         stops_promptly(server)
         assert not server.processes()
 
@@ -426,7 +427,7 @@ def test_a_supervisor_without_descriptors_can_be_stopped(serve: Serve) -> None:
         assert TRACEBACK not in server.stderr
 
 
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams(serve: Serve, app: Callable[[str], Path], closed: str) -> None:
     talking = """
         import sys
@@ -540,11 +541,11 @@ def test_signals_without_a_meaning_are_ignored_and_named(
     with serve("faulty:app", "-w", "2", app_dir=app(GATED_WSGI), env=gates(tmp_path)) as server:
         workers = server.wait_workers(2)
         with request_in_flight(server, tmp_path):
-            for number in (signal.SIGHUP, signal.SIGUSR2):
+            for number in (signal.SIGWINCH, signal.SIGUSR2):
                 server.process.send_signal(number)
-                server.wait_for_line(rf"\[WARNING\] {number.name} ")
+                server.wait_for_line(rf"\[INFO\] {number.name} does nothing here$")
         assert server.worker_pids() == workers
-        assert len(warnings(server)) == 2
+        assert warnings(server) == []
         stops_promptly(server)
 
 
@@ -565,9 +566,8 @@ def answers_until_it_ends(server: Server, enough: threading.Event) -> Counter[st
     return seen
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
 @pytest.mark.parametrize(("target", "folder"), [("wsgi_app:app", WSGI), ("asgi_app:app", ASGI)], ids=["wsgi", "asgi"])
-def test_a_stop_resets_no_connection(serve: Serve, target: str, folder: Path, attempt: int) -> None:
+def test_a_stop_resets_no_connection(serve: Serve, target: str, folder: Path) -> None:
     """Each connection that the kernel took is answered, however fast they come."""
     enough = threading.Event()
     with serve(target, "-w", "2", app_dir=folder) as server:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server import APPS, Serve, Server, in_parallel, make_flask_db
+from tests.integration.server import APPS, Serve, Server, in_parallel
 
 pytestmark = pytest.mark.slow
 
@@ -32,21 +32,16 @@ def measure(server: Server, paths: list[str]) -> float:
     return pss_mb(sorted(server.processes()))
 
 
-@pytest.mark.parametrize(
-    ("folder", "target", "paths"),
-    [("fastapi_app", "fastapi_site:app", ["/", "/openapi.json"]), ("flask_app", "flask_site:app", ["/", "/books/1"])],
-)
-def test_forked_workers_share_memory(serve: Serve, tmp_path: Path, folder: str, target: str, paths: list[str]) -> None:
+def test_forked_workers_share_memory(serve: Serve, tmp_path: Path) -> None:
     """Four workers and their mold need less together than four that were spawned."""
     total = {}
-    env = make_flask_db(tmp_path / "site.db") if folder == "flask_app" else {}
     for fork in ("auto", "never"):
         options = ("-w", str(WORKERS), "--threads", "4", "--fork", fork)
-        with serve(target, *options, app_dir=APPS / folder, home=tmp_path / fork, env=env) as server:
+        with serve("fastapi_site:app", *options, app_dir=APPS / "fastapi_app", home=tmp_path / fork) as server:
             assert server.status()["start_method"] == ("fork" if fork == "auto" else "spawn")
-            total[fork] = measure(server, paths)
+            total[fork] = measure(server, ["/", "/openapi.json"])
     print(
-        f"{target}, {WORKERS} workers, PSS with supervisor: forked {total['auto']:.0f} MiB (with the mold), "
+        f"FastAPI, {WORKERS} workers, PSS with supervisor: forked {total['auto']:.0f} MiB (with the mold), "
         f"spawned {total['never']:.0f} MiB"
     )
     assert total["auto"] < total["never"] * 0.85

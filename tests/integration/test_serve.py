@@ -156,7 +156,7 @@ def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
 
         with serve("wsgi_app:app", app_dir=WSGI, address=("--bind", f"unix:{path}"), wait=False) as second:
             assert second.wait() == 5
-            assert f"jumpstart: unix:{path} is in use by another process" in second.stderr
+            assert f"jumpstart: unix:{path} is in use by process {server.pid}" in second.stderr
         assert server.get("/").text == "hello\n"
     assert not path.exists()
 
@@ -409,7 +409,7 @@ def seconds_of(server: Server, count: int, path: str) -> float:
 
 def test_wsgi_handlers_run_on_as_many_threads_as_asked(serve: Serve) -> None:
     with serve("wsgi_app:app", "--threads", "16", app_dir=WSGI) as server:
-        assert server.status()["workers"][0]["threads"] == 1  # the others on demand
+        wait_until(lambda: server.status()["workers"][0]["threads"] == 1, why="the others are started on demand")
         assert int(server.get("/threads").text) < 6  # one that waits for the next request, and ours
         assert seconds_of(server, 16, "/sleep?s=1") < 1.9
         assert server.status()["workers"][0]["threads"] == 16
@@ -562,7 +562,7 @@ def test_a_start_up_that_hangs_ends_at_its_time(serve: Serve, fork: str) -> None
     began = time.monotonic()
     with serve("startup_fails:hanging", *options, app_dir=BROKEN, wait=False) as server:
         assert server.wait() == 3
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 12
         assert server.stderr.count("was not ready within --startup-timeout 2.5 s") == 1
 
 

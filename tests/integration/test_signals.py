@@ -150,9 +150,9 @@ def test_a_second_signal_ends_it_at_once(serve: Serve, tmp_path: Path, gate: Gat
         answer = pool.submit(server.get, "/gated")
         gate.wait_started(server)
         server.process.send_signal(signal.SIGINT)
-        server.wait_for_line("SIGINT: draining 1 workers")
+        server.wait_for_line("SIGINT: draining 1 worker")
         server.process.send_signal(signal.SIGINT)
-        assert ends_promptly(server) == 0
+        assert ends_promptly(server) == 130
         assert "second SIGINT: stopping at once" in server.stderr
         assert answer.exception() is not None
 
@@ -165,7 +165,7 @@ def test_a_second_sigterm_cuts_nothing(serve: Serve, tmp_path: Path, gate: Gate,
         answer = pool.submit(server.get, "/gated")
         gate.wait_started(server)
         server.process.terminate()
-        server.wait_for_line("SIGTERM: draining 1 workers")
+        server.wait_for_line("SIGTERM: draining 1 worker")
         server.process.terminate()
         gate.open()
         assert answer.result().status_code == 200

@@ -309,6 +309,7 @@ LIFESPAN = """
 def test_161_a_shut_down_that_fails_is_said_once_and_in_the_exit_code(serve: Serve, tmp_path: Path, app: str) -> None:
     folder = write_app(tmp_path / "app", "lives", LIFESPAN)
     with serve(f"lives:{app}", "-w", "2", app_dir=folder, env={"WHERE": "end"}) as server:
+        server.wait_workers(2)
         assert server.get("/").status_code == 404
         assert server.stop() == 3
         assert server.stderr.count("the app's lifespan shut-down failed") == 2  # one line for each worker

@@ -2,7 +2,8 @@
 What four frameworks expect of a server: large uploads and downloads, events, chunked bodies; memory stays as it is.
 
 Flask, Django and bare Werkzeug on the WSGI engine; Starlette, for comparison, on ASGI, with a WebSocket.
-Sizes are 256 MiB; TEST_TRANSFER_MIB=1024 in the environment makes them 1 GiB, which takes some seconds each.
+Sizes are 96 MiB; TEST_TRANSFER_MIB=1024 in the environment makes them 1 GiB, which takes some seconds each.
+Each framework has one server for all tests here, and one more with ``--stream-bodies``.
 
 A whole body (the default) lies in an unlinked file in the temporary folder while its request runs: it needs free disk
 of its own size, and no more. With ``--stream-bodies`` it needs none.
@@ -16,8 +17,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,51 @@ import pytest
 import websockets.asyncio.client
 import websockets.exceptions
 
-from tests.integration.server import APPS, Serve, Server, wait_until
+from tests.integration.server import APPS, Server, wait_until
 
 pytestmark = pytest.mark.slow
 
 FOLDER = APPS / "transfers"
 MIB = 1024 * 1024
-SIZE = int(os.environ.get("TEST_TRANSFER_MIB", "256")) * MIB
+SIZE = int(os.environ.get("TEST_TRANSFER_MIB", "96")) * MIB
 PATIENCE = 60.0  # seconds, for one step of a transfer
-GROWTH = 24 * MIB  # of a worker's memory; a body would be ten times as much
+GROWTH = 24 * MIB  # of a worker's memory; a body would be four times as much
 WSGI = ["flask", "django", "werkzeug"]
 ALL = [*WSGI, "starlette"]
 BLOCK = bytes(MIB)
 
 
-def target_of(framework: str) -> str:
-    return f"{framework}_transfers:app"
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The servers' folder for temporary files."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+Started = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Iterator[Started]:
+    """``started("flask", "--stream-bodies")`` is the running server of a framework with these options."""
+    servers: dict[tuple[str, ...], Server] = {}
+    with ExitStack() as stack:
+
+        def of(framework: str, *options: str) -> Server:
+            if (framework, *options) not in servers:
+                folder = tmp_path_factory.mktemp(framework)
+                servers[framework, *options] = stack.enter_context(
+                    Server(
+                        f"{framework}_transfers:app",
+                        *options,
+                        app_dir=FOLDER,
+                        home=folder / "home",
+                        log=folder / "log",
+                        env={"TMPDIR": str(temporary)},
+                    )
+                )
+            return servers[framework, *options]
+
+        yield of
 
 
 def status_kib(pid: int, name: str) -> int:
@@ -153,14 +183,14 @@ def upload(server: Server, framing: str, *fields: str) -> Any:
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 @pytest.mark.parametrize("framework", ALL)
-def test_a_large_upload(serve: Serve, tmp_path: Path, framework: str, framing: str) -> None:
-    if free_disk(tmp_path) < 2 * SIZE:
+def test_a_large_upload(started: Started, temporary: Path, framework: str, framing: str) -> None:
+    if free_disk(temporary) < 2 * SIZE:
         pytest.skip("not enough disk for the body")
-    with serve(target_of(framework), app_dir=FOLDER, env={"TMPDIR": str(tmp_path)}) as server:
-        with costs_of(server) as costs:
-            assert upload(server, framing) == {"size": SIZE, "zeros": True}
-        assert costs.memory < GROWTH
-        assert costs.disk <= (SIZE if framework in WSGI else 0)
+    server = started(framework)
+    with costs_of(server) as costs:
+        assert upload(server, framing) == {"size": SIZE, "zeros": True}
+    assert costs.memory < GROWTH
+    assert costs.disk <= (SIZE if framework in WSGI else 0)
 
 
 @pytest.mark.parametrize(
@@ -170,16 +200,16 @@ def test_a_large_upload(serve: Serve, tmp_path: Path, framework: str, framing: s
         *(("flask", "chunked"), ("werkzeug", "chunked")),  # Django takes a body without Content-Length for none
     ],
 )
-def test_a_large_upload_that_is_streamed(serve: Serve, framework: str, framing: str) -> None:
+def test_a_large_upload_that_is_streamed(started: Started, framework: str, framing: str) -> None:
     """Takes neither memory nor disk."""
     options = ("--stream-bodies",) if framing != "expect" else ()
     fields = ("Expect: 100-continue",) if framing == "expect" else ()
-    with serve(target_of(framework), *options, app_dir=FOLDER) as server:
-        with costs_of(server) as costs:
-            answer = upload(server, "chunked" if framing == "chunked" else "length", *fields)
-            assert answer == {"size": SIZE, "zeros": True}
-        assert costs.memory < GROWTH
-        assert costs.disk == 0
+    server = started(framework, *options)
+    with costs_of(server) as costs:
+        answer = upload(server, "chunked" if framing == "chunked" else "length", *fields)
+        assert answer == {"size": SIZE, "zeros": True}
+    assert costs.memory < GROWTH
+    assert costs.disk == 0
 
 
 def is_stuck(server: Server) -> bool:
@@ -190,59 +220,58 @@ def is_stuck(server: Server) -> bool:
 
 
 @pytest.mark.parametrize("framework", ALL)
-def test_a_large_download_to_a_slow_reader(serve: Serve, framework: str) -> None:
+def test_a_large_download_to_a_slow_reader(started: Started, framework: str) -> None:
     """It reads nothing until the app has to wait, and then with a small window: the body never lies in memory."""
-    with serve(target_of(framework), app_dir=FOLDER) as server:
-        with costs_of(server) as costs, connected(server, receive_buffer=64 * 1024) as sock:
-            sock.sendall(f"GET /download/{SIZE} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
-            wait_until(lambda: is_stuck(server), PATIENCE, "the app waits for its reader")
-            assert int(server.get("/produced").text) < 16 * MIB
-            head, rest = head_of(sock)
-            assert head.startswith(b"HTTP/1.1 200 ")
-            size = len(rest)
-            while more := sock.recv(MIB):
-                size += len(more)
-            assert size == SIZE
-        assert costs.memory < GROWTH
+    server = started(framework)
+    with costs_of(server) as costs, connected(server, receive_buffer=64 * 1024) as sock:
+        sock.sendall(f"GET /download/{SIZE} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
+        wait_until(lambda: is_stuck(server), PATIENCE, "the app waits for its reader")
+        assert int(server.get("/produced").text) < 16 * MIB
+        head, rest = head_of(sock)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        size = len(rest)
+        while more := sock.recv(MIB):
+            size += len(more)
+        assert size == SIZE
+    assert costs.memory < GROWTH
 
 
 @pytest.mark.parametrize("framework", ALL)
-def test_a_large_file(serve: Serve, tmp_path: Path, framework: str) -> None:
+def test_a_large_file(started: Started, tmp_path: Path, framework: str) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(SIZE)  # holes: no disk
-    with serve(target_of(framework), app_dir=FOLDER) as server:
-        with costs_of(server) as costs, connected(server) as sock:
-            sock.sendall(f"GET /file?path={path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
-            head, rest = head_of(sock)
-            assert head.startswith(b"HTTP/1.1 200 ")
-            size = len(rest)
-            while more := sock.recv(MIB):
-                size += len(more)
-            assert size == SIZE
-        assert costs.memory < GROWTH
-    path.unlink()
+    server = started(framework)
+    with costs_of(server) as costs, connected(server) as sock:
+        sock.sendall(f"GET /file?path={path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())
+        head, rest = head_of(sock)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        size = len(rest)
+        while more := sock.recv(MIB):
+            size += len(more)
+        assert size == SIZE
+    assert costs.memory < GROWTH
 
 
 @pytest.mark.parametrize("framework", ALL)
-def test_server_sent_events_arrive_one_by_one(serve: Serve, framework: str) -> None:
+def test_server_sent_events_arrive_one_by_one(started: Started, framework: str) -> None:
     """Each is asked for when the one before it has come, so none may wait for another in any buffer."""
-    with serve(target_of(framework), app_dir=FOLDER) as server:
-        with costs_of(server) as costs, server.client(PATIENCE) as client, server.client(PATIENCE) as pusher:
-            assert pusher.post("/push/0").status_code == 200
-            with client.stream("GET", "/events") as answer:
-                assert answer.headers["content-type"].startswith("text/event-stream")
-                lines = (line for line in answer.iter_lines() if line)
-                for number in range(500):
-                    assert next(lines) == f"data: {number}"
-                    pusher.post(f"/push/{number + 1}")
-                assert next(lines) == "data: 500"
-                pusher.post("/push/end")
-                assert next(lines, None) is None
-        assert costs.memory < GROWTH
+    server = started(framework)
+    with costs_of(server) as costs, server.client(PATIENCE) as client, server.client(PATIENCE) as pusher:
+        assert pusher.post("/push/0").status_code == 200
+        with client.stream("GET", "/events") as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = (line for line in answer.iter_lines() if line)
+            for number in range(500):
+                assert next(lines) == f"data: {number}"
+                pusher.post(f"/push/{number + 1}")
+            assert next(lines) == "data: 500"
+            pusher.post("/push/end")
+            assert next(lines, None) is None
+    assert costs.memory < GROWTH
 
 
-def test_a_websocket_echo(serve: Serve) -> None:
+def test_a_websocket_echo(started: Started) -> None:
     async def talk(url: str) -> None:
         async with websockets.asyncio.client.connect(url, proxy=None, max_size=None) as connection:
             for number in range(100):
@@ -259,6 +288,6 @@ def test_a_websocket_echo(serve: Serve) -> None:
             with pytest.raises(websockets.exceptions.ConnectionClosed):
                 await connection.recv()
 
-    with serve(target_of("starlette"), app_dir=FOLDER) as server:
-        asyncio.run(asyncio.wait_for(talk(server.url.replace("http", "ws") + "/echo"), PATIENCE))
-        assert server.get("/produced").status_code == 200
+    server = started("starlette")
+    asyncio.run(asyncio.wait_for(talk(server.url.replace("http", "ws") + "/echo"), PATIENCE))
+    assert server.get("/produced").status_code == 200

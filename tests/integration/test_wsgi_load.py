@@ -24,7 +24,7 @@ GET = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"
 SILENT = 10_000
 SLOW = 500
 SPARE = 500  # descriptors for everything else
-ROUND = 1.0  # seconds
+ROUND = 0.5  # seconds
 
 APP = """
     import threading

@@ -1,0 +1,58 @@
+"""What is asked of workers, and the answers put together: statistics, and all that a profile is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from jumpstart_server.messages import Ask, Captured, Section, Stats
+from jumpstart_server.processes import Member
+from jumpstart_warmup.observe import ObserverSnapshot, merge_snapshots
+
+ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
+CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
+
+
+class Questions:
+    """The questions that one tenant asks its workers. For the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._last = 0  # number of a question
+        self._past: list[ObserverSnapshot] = []  # statistics of workers that are gone
+
+    def gone(self, member: Member) -> None:
+        """A worker has ended; what it had counted stays counted."""
+        if member.stats is not None:
+            self._past = [merge_snapshots(*self._past, member.stats.observed)]
+
+    async def observed(self, accepting: Sequence[Member], members: Sequence[Member]) -> ObserverSnapshot:
+        """
+        Request statistics of all workers, of those that are gone too.
+
+        Args:
+            accepting: who is asked.
+            members: whose latest report counts.
+        """
+        await self._ask(accepting, capture=False, timeout_s=ANSWER_TIMEOUT)
+        living = [member.stats.observed for member in members if member.stats is not None]
+        return merge_snapshots(*self._past, *living)
+
+    async def captured(self, accepting: Sequence[Member]) -> list[dict[str, Section]]:
+        """What each worker knows now."""
+        answers = await self._ask(accepting, capture=True, timeout_s=CAPTURE_TIMEOUT)
+        return [answer.sections for answer in answers if isinstance(answer, Captured)]
+
+    async def _ask(self, members: Sequence[Member], *, capture: bool, timeout_s: float) -> list[Stats | Captured]:
+        futures = []
+        for member in members:
+            self._last += 1
+            future: asyncio.Future[Stats | Captured] = asyncio.get_running_loop().create_future()
+            member.answers[self._last] = future
+            member.send(Ask(self._last, capture))
+            futures.append(future)
+        if not futures:
+            return []
+        done, late = await asyncio.wait(futures, timeout=timeout_s)
+        for future in late:
+            future.cancel()
+        return [future.result() for future in done if not future.cancelled()]
