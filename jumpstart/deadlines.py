@@ -16,10 +16,12 @@ from jumpstart.context import current
 
 class RequestTimeout(BaseException):  # Python's own TimeoutError aside, this is what the field calls it
     """
-    Raised in the thread of a handler whose request has passed its deadline.
+    Raised in the thread of a handler whose request has passed its deadline, or whose client has left.
 
-    Its client has its answer already: 504, or a broken stream. Not an `Exception`, so that ``except Exception`` of a
-    retry loop does not swallow it. Let it pass; what must be undone belongs into ``with`` and ``finally``.
+    There is nobody to answer any more: the client has got 504 or a broken stream, or is gone. Not an `Exception`, so
+    that ``except Exception`` of a retry loop does not swallow it. Let it pass; what must be undone belongs into
+    ``with`` and ``finally``. A WSGI handler may raise it too, when it finds that too little time is left: its client
+    gets 504.
     """
 
 

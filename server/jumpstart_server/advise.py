@@ -29,7 +29,8 @@ THREAD_SHARE = 0.5  # of a tier's threads that one route may hold on average
 WAIT_SHARE = 0.9  # of a request's time from which on it is one that waits for others
 LONG_WAIT = 1.0  # seconds of a request below which its waiting harms nobody
 COLD_SHARE = 0.05  # of the requests that may find something cold
-ENOUGH = 20  # requests below which nothing is concluded
+ENOUGH = 20  # requests, or looks, below which nothing is concluded
+LEAST_SPREAD = 10  # requests in flight between the quietest and the busiest look at a worker
 HEADROOM = 2.0  # threads for a peak over the mean in use; time over the slowest hundredth
 TIMEOUTS = (10, 30, 60, 120, 300, 600, 1200, 1800, 3600)  # seconds that people write
 LEAST_THREADS = 8
@@ -117,6 +118,38 @@ class Advice:
         if self.use.requests < ENOUGH:
             return Verdict.TOO_FEW
         return (Verdict.BELONGS, Verdict.TUNE)[len(self.broken)] if len(self.broken) < 2 else Verdict.MOVE
+
+
+class MemoryOfRequests:
+    """
+    How many bytes a request in flight takes: the slope of a worker's resident set over its requests in flight.
+
+    A worker's own size falls out of it, and so does what it keeps for ever. Routes cannot be told apart this way.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._x = self._y = self._xx = self._xy = 0.0
+        self._least, self._most = math.inf, 0
+
+    def add(self, in_flight: int, rss: int) -> None:
+        """One look at the worker; *rss* in bytes, 0 where that is not known."""
+        if rss <= 0:
+            return
+        self._count += 1
+        self._least, self._most = min(self._least, in_flight), max(self._most, in_flight)
+        self._x += in_flight
+        self._y += rss
+        self._xx += in_flight * in_flight
+        self._xy += in_flight * rss
+
+    @property
+    def bytes_each(self) -> float | None:
+        """None until the number of requests has varied enough for an answer."""
+        if self._count < ENOUGH or self._most - self._least < LEAST_SPREAD:
+            return None
+        spread = self._count * self._xx - self._x * self._x
+        return max((self._count * self._xy - self._x * self._y) / spread, 0.0)
 
 
 def measure(routes: Mapping[str, RouteStats], period_s: float, *, knows_cold: bool = True) -> list[Use]:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 STREAM = "-"  # the file name that stands for a standard stream
 STDOUT, STDERR = 1, 2
+PATHS_OF_STREAMS = {"/dev/stdout": STDOUT, "/dev/stderr": STDERR}
+"""Not opened: another user may not open by its name the pipe that root made."""
 
 PATIENCE = 0.2  # seconds to wait once for the reader of a full pipe; lines are dropped from then on until it reads
 
@@ -116,8 +118,8 @@ class LogFile:
         Raises:
             OSError: it cannot be opened. The one before is used on.
         """
-        if self.path == STREAM:
-            fresh = _Descriptor(self._stream, owned=False)
+        if self.path == STREAM or self.path in PATHS_OF_STREAMS:
+            fresh = _Descriptor(PATHS_OF_STREAMS.get(self.path, self._stream), owned=False)
         else:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
             # Not blocking while it is opened: a FIFO that nobody reads would stop us here for ever.

@@ -47,6 +47,7 @@ def pack(
     manifest = new_manifest(
         app=AppInfo(
             target=settings.target,
+            build=settings.app.build_id,
             sources=sources_digest(Path(settings.app.app_dir)),
             distributions=distributions_digest(),
         ),

@@ -17,15 +17,26 @@ LINES_PER_SECOND = 10  # about refused requests; noise on an open port must not 
 
 
 class Refusals:
-    """Lines about refused requests, for the error log and the access log. From any thread."""
+    """
+    Lines about refused requests, for the error log and the access log, and their number. From any thread.
+
+    Attributes:
+        counts: how many there were, by reason: ``queue_full``, ``queue_timeout`` …
+    """
 
     def __init__(self, access: AccessLog | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: dict[str, int] = {}
         self._access = access
         self._clock = clock
         self._lock = threading.Lock()
         self._second = 0
         self._lines = 0
         self._unsaid = 0
+
+    def count(self, reason: str) -> None:
+        """One more for this reason; the words are labels of a metric, so there must be few."""
+        with self._lock:
+            self.counts[reason] = self.counts.get(reason, 0) + 1
 
     def note(self, client: object, detail: str) -> None:
         """Log why a client got no service: an event of the client's making, so INFO, and not too often."""

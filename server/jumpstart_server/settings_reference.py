@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from jumpstart_server.settings import SECTIONS, Option, declared_options
+from jumpstart_server.settings import GROUPS, SECTIONS, Option, declared_options
 
 INTRODUCTION = """# Settings
 
@@ -15,8 +15,26 @@ Precedence: command line, then the environment variable, then `jumpstart.toml` (
 `pyproject.toml`), then the default. Paths in a file are relative to that file. Lists are repeated options on the
 command line, comma-separated in the environment, arrays in TOML. Times are in seconds.
 
-Without any address it listens on 127.0.0.1:8000. Where the environment sets `PORT`, as platforms do, it listens on
-0.0.0.0:$PORT. A `JUMPSTART_` variable that is no option costs a line at start that names it.
+Without any address it listens on the sockets that systemd passes; else, where the environment sets `PORT`, as platforms
+do, on 0.0.0.0:$PORT; else on 127.0.0.1:8000. A `JUMPSTART_` variable that is no option costs a line at start that names
+it.
+
+## Under systemd, and as another user
+
+With `Type=notify` (or `notify-reload`) in the unit systemd hears when the server is ready, reloads and stops; a boot
+that goes on asks for more time by itself, and `WatchdogSec=` is fed for as long as the server's event loop turns.
+Sockets of a `.socket` unit go to a tenant that has no address of its own: all of them where there is one tenant, else
+those whose `FileDescriptorName=` is the tenant's name. `bind = "fd://NAME"` asks for one by its name.
+
+With `--user` the server stays root: it binds, keeps the pid file, the admin socket, the keys and the warm-start cache.
+The processes that run the app become that user before they import it, with its groups and its `HOME`. Log files and
+Unix sockets are given to that user, their folders need not be. The user must be able to read the app, Python and the
+TLS key.
+
+## The file of `--env-file`
+
+`NAME=VALUE` lines, as other tools read them: comments with `#`, an `export` in front, single quotes (as it stands) or
+double quotes (`\\n`, `\\"`) over several lines too. Nothing is substituted. Variables that are set already win.
 
 ## Where a host keeps its state
 
@@ -40,9 +58,16 @@ def render() -> str:
     for section, struct in SECTIONS.items():
         summary = (struct.__doc__ or "").strip().partition(": ")[2]
         lines += [f"## {TABLES[section]}", "", summary[:1].upper() + summary[1:], ""]
-        lines += ["| key | command line | environment | default | meaning |", "| --- | --- | --- | --- | --- |"]
-        lines += [_row(option) for option in declared_options() if option.section == section]
-        lines.append("")
+        groups = {
+            title: [each for each in declared_options() if (each.section, each.group) == (section, title)]
+            for title in GROUPS
+        }
+        used = {title: options for title, options in groups.items() if options}
+        for title, options in used.items():
+            if len(used) > 1:
+                lines += [f"### {title}", ""]
+            lines += ["| key | command line | environment | default | meaning |", "| --- | --- | --- | --- | --- |"]
+            lines += [*map(_row, options), ""]
     return "\n".join(lines)
 
 

@@ -10,20 +10,25 @@ A laboratory for the ASGI protocol: uvicorn's server with `JumpstartProtocol` in
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import socket
-import ssl
+import json
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import uvicorn
+import uvloop
 
+from jumpstart_server.access import AccessLog
 from jumpstart_server.asgi import JumpstartProtocol, ProxiedProtocol
+from jumpstart_server.asgi.limits import RequestLimits
+from jumpstart_server.asgi.service import Service
+from jumpstart_server.asgi.threads import Threads
 from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_warmup.observe import Observer
+from tests.server.lab import BaseLab, Described, Reply, Tell, Told, Words
 from tests.server.raw_http import PATIENCE, Client, Response, until
 
 __all__ = ["App", "Client", "Lab", "Receive", "Response", "Scope", "Send", "answer", "echo", "read_body", "until"]
@@ -35,22 +40,22 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Lab:
+class Lab(BaseLab):
     """One server; use it as a context manager."""
 
     def __init__(
         self,
-        loop: str = "uvloop",
         settings: ConnectionSettings | None = None,
         app: App | None = None,
         uds: Path | None = None,
         tls: tuple[Path, Path] | None = None,
+        limits: RequestLimits | None = None,
+        threads: Threads | None = None,
+        observer: Observer | None = None,
+        access: AccessLog | None = None,
         **config: Any,
     ) -> None:
-        self.apps: dict[str, App] = {}
-        self._numbers = itertools.count()
-        self._uds = uds
-        self.tls = tls is not None
+        super().__init__(uds=uds, tls=tls)
         certfile, keyfile = tls or (None, None)
         self.config = uvicorn.Config(
             app or self._dispatch,
@@ -66,26 +71,29 @@ class Lab:
             ssl_keyfile=keyfile,
             **config,
         )
-        self.config.jumpstart = settings or ConnectionSettings()  # type: ignore[attr-defined]  # ours
+        ours: Any = self.config
+        ours.jumpstart = settings or ConnectionSettings()
+        ours.jumpstart_limits, ours.jumpstart_threads = limits, threads
+        ours.jumpstart_observer, ours.jumpstart_access = observer, access
+        ours.jumpstart_renew = self._take_renewal
+        self.renewals: list[str] = []  # why the server wants to be replaced
+        self.threads = threads
         self.server = uvicorn.Server(self.config)
         self.loop: asyncio.AbstractEventLoop
-        self._kind = loop
-        self._listener = socket.socket(socket.AF_UNIX if uds else socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.bind(str(uds) if uds else ("127.0.0.1", 0))
-        self._listener.listen(1024)
-        self.address = self._listener.getsockname()
-        self._thread = threading.Thread(target=self._run, name=f"lab-{loop}")
+        self._thread = threading.Thread(target=self._run, name="lab")
 
     def _run(self) -> None:
-        if self._kind == "uvloop":
-            import uvloop
-
-            factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-        else:
-            factory = asyncio.new_event_loop
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             self.loop = runner.get_loop()
-            runner.run(self.server.serve([self._listener]))
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        if self.threads is not None:
+            self.threads.install()
+        await self.server.serve([self.listener])
+
+    def _take_renewal(self, reason: str) -> None:
+        self.renewals.append(reason)
 
     def __enter__(self) -> Lab:
         self._thread.start()
@@ -111,26 +119,16 @@ class Lab:
         self.apps[path] = app
         return path
 
-    def connect(self) -> Client:
-        sock = socket.socket(self._listener.family if self._listener.fileno() >= 0 else socket.AF_INET)
-        sock.settimeout(PATIENCE)
-        sock.connect(self.address)
-        if self.tls:
-            context = ssl.create_default_context()
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            sock = context.wrap_socket(sock)
-        return Client(sock)
-
-    def ask(self, data: bytes) -> Response:
-        """One request on a connection of its own."""
-        with self.connect() as client:
-            client.send(data)
-            return client.response()
-
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run in the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
+
+    @property
+    def service(self) -> Service:
+        """What its connections share; there once one of them was."""
+        state: Any = self.server.server_state
+        service: Service = state.jumpstart
+        return service
 
     @property
     def connections(self) -> int:
@@ -140,14 +138,72 @@ class Lab:
     def tasks(self) -> int:
         return len(self.server.server_state.tasks)
 
-    @contextlib.contextmanager
-    def back_to_baseline(self) -> Iterator[None]:
-        """Connections, tasks and descriptors are as many afterwards as before."""
-        until(lambda: not self.connections and not self.tasks)
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        yield
-        until(lambda: not self.connections and not self.tasks)
-        until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
+    @property
+    def busy(self) -> int:
+        return self.tasks
+
+    def adapt(self, described: Described) -> App:
+        """As an ASGI app."""
+        match described:
+            case Words():
+                return _words(described)
+            case Tell():
+                return _tell
+            case _:
+                return lambda scope, receive, send: _reply(described, receive, send)
+
+
+async def _reply(reply: Reply, receive: Receive, send: Send) -> None:
+    if reply.door is not None:
+        reply.door.entered += 1
+        while not reply.door.opened.is_set():  # noqa: ASYNC110  # a test's thread opens it
+            await asyncio.sleep(0.002)
+    if reply.pause:
+        await asyncio.sleep(reply.pause)
+    pieces = reply.pieces
+    if reply.echo or reply.note is not None:
+        body, whole = await read_body(receive)
+        if reply.note is not None and whole:
+            reply.note(body)
+        pieces = (body,) if reply.echo else pieces
+    if reply.fails and not pieces:
+        raise ValueError("no more")
+    fields = [(name.lower().encode(), value.encode()) for name, value in reply.fields]
+    await send({"type": "http.response.start", "status": reply.status, "headers": fields})
+    if len(pieces) == 1 and not reply.fails:
+        await send({"type": "http.response.body", "body": pieces[0]})
+        return
+    for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    if reply.fails:
+        await asyncio.sleep(0.02)
+        raise ValueError("no more")
+    await send({"type": "http.response.body"})
+
+
+def _words(words: Words) -> App:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * words.size, "more_body": True})
+                await asyncio.sleep(words.pause)
+        finally:
+            words.closed.set()
+
+    return app
+
+
+async def _tell(scope: Scope, receive: Receive, send: Send) -> None:
+    told = Told(
+        host=dict(scope["headers"])[b"host"].decode(),
+        path=scope["path"],
+        query=scope["query_string"].decode(),
+        scheme=scope["scheme"],
+        client=scope["client"],
+        server=scope["server"],
+    )
+    await answer(json.dumps(asdict(told)).encode())(scope, receive, send)
 
 
 def answer(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 
+import pytest
 from hypothesis import strategies as st
 
 from jumpstart_server.http1 import Limits
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def errors(log: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged at ERROR and above."""
+    return [record.getMessage() for record in log.records if record.levelno >= logging.ERROR]
 
 
 def post(fields: bytes, body: bytes = b"") -> bytes:

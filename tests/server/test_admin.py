@@ -32,6 +32,7 @@ from jumpstart_server.messages import Section, Stats
 from jumpstart_server.processes import Member
 from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings, Settings, TenantSettings
 from jumpstart_server.supervisor import Supervisor
+from jumpstart_server.tier import Roll
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
 
 OBSERVED = ObserverSnapshot(
@@ -63,40 +64,40 @@ def settings_for(root: Path, admin: str = "auto") -> Settings:
     )
 
 
-class FakeSupervisor:
-    """What the pages look at."""
+class FakeTier:
+    """What the pages look at of a tenant."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.stopping = False
         self.accepting: list[Member] = []
-        self.members: dict[int, Member] = {}
+        self.members: list[Member] = []
         self.boot: BootReport | None = None
         self.mold_report: BootReport | None = None
         self.mold = None
         self.start_method = "spawn"
         self.ready_after_s: float | None = None
+        self.is_up = self.stopping = False
         self.restarts = 0
         self.generation = 1
+        self.given_up = ""
+        self.last_roll: Roll | None = None
         self.capture_error: JumpstartError | None = None
         self.answers = False
 
     def serve(self) -> None:
         worker = Member(Worker(0, 1, State.SERVING, pid=41))
         worker.stats = Stats(number=1, observed=OBSERVED, pool=PoolStats(threads=3, busy=1, limit=40))
-        self.members = {1: Member(Worker(1, 1, State.BOOTING)), 0: worker}
+        self.members = [Member(Worker(1, 1, State.BOOTING)), worker]
         self.accepting = [worker]
         self.boot = self.mold_report = REPORT
         self.ready_after_s = 1.25
+        self.is_up = True
 
     def waiting_for(self) -> str:
         return "the app's import"
 
     def urls(self) -> list[str]:
         return ["http://127.0.0.1:8000"]
-
-    def uptime_s(self) -> float:
-        return 2.5
 
     def refusals(self) -> list[Refusal]:
         return [Refusal("profile x", Reason.TOO_OLD, "3 days")]
@@ -116,9 +117,22 @@ class FakeSupervisor:
         return {"names": Section(1, "json", [Record(key="a")])}
 
 
+class FakeSupervisor:
+    """What the pages look at."""
+
+    def __init__(self, *tenants: Settings) -> None:
+        self.settings = tenants[0]
+        self.stopping = False
+        self.tiers = {settings.tenant_name: FakeTier(settings) for settings in tenants}
+
+    def uptime_s(self) -> float:
+        return 2.5
+
+
 class Pages:
-    def __init__(self, folder: Path) -> None:
-        self.supervisor = FakeSupervisor(settings_for(folder))
+    def __init__(self, *tenants: Settings) -> None:
+        self.supervisor = FakeSupervisor(*tenants)
+        self.tier = next(iter(self.supervisor.tiers.values()))
 
     def __call__(self, path: str, method: str = "GET") -> httpx.Response:
         async def ask() -> httpx.Response:
@@ -129,10 +143,16 @@ class Pages:
 
         return asyncio.run(ask())
 
+    def tenant(self, path: str) -> dict[str, Any]:
+        """The document of the only tenant."""
+        (document,) = self(path).json()["tenants"]
+        assert isinstance(document, dict)
+        return document
+
 
 @pytest.fixture
 def pages(folder: Path) -> Pages:
-    return Pages(folder)
+    return Pages(settings_for(folder))
 
 
 # -- pages --
@@ -146,43 +166,43 @@ def test_a_living_server_says_so_whatever_its_workers_do(pages: Pages) -> None:
 def test_not_ready_says_what_it_waits_for_ready_how_many_and_stopping_that(pages: Pages) -> None:
     answer = pages("/readyz")
     assert (answer.status_code, answer.text) == (503, "no worker is ready: the app's import\n")
-    pages.supervisor.serve()
+    pages.tier.serve()
     answer = pages("/readyz")
-    assert (answer.status_code, answer.text) == (200, "1 workers ready\n")
+    assert (answer.status_code, answer.text) == (200, "1 worker ready\n")
     pages.supervisor.stopping = True
     answer = pages("/readyz")
     assert (answer.status_code, answer.text) == (503, "stopping\n")
 
 
 def test_18_a_server_whose_threads_are_all_busy_for_long_is_alive_and_not_ready(pages: Pages) -> None:
-    pages.supervisor.serve()
-    (worker,) = pages.supervisor.accepting
+    pages.tier.serve()
+    (worker,) = pages.tier.accepting
     pool = PoolStats(threads=4, busy=4, waiting=12, peak=4, limit=4, oldest_wait_s=6.25)
     worker.stats = Stats(number=1, observed=OBSERVED, pool=pool)
     answer = pages("/readyz")
     assert answer.status_code == 503
     assert answer.text == "no thread is free\nworker 0: 4 of 4 threads busy, 12 waiting, the longest for 6.2 s\n"
     assert pages("/livez").status_code == 200
-    assert pages("/status").json()["workers"][0] | msgspec.structs.asdict(pool) == pages("/status").json()["workers"][0]
+    assert pages.tenant("/status")["workers"][0] | msgspec.structs.asdict(pool) == pages.tenant("/status")["workers"][0]
     assert "busy 4 of 4, waiting 12 up to 6.2 s" in "\n".join(describe_status(pages("/status").json()))
     # As long as one worker has room, the server has.
     other = Member(Worker(1, 1, State.SERVING, pid=42))
-    pages.supervisor.accepting.append(other)
+    pages.tier.accepting.append(other)
     answer = pages("/readyz")
     assert (answer.status_code, answer.text.partition("\n")[0]) == (200, "2 workers ready")
     assert "worker 0: 4 of 4 threads busy" in answer.text and "worker 1" not in answer.text
     # A short queue is no reason to go elsewhere.
-    pages.supervisor.accepting.remove(other)
+    pages.tier.accepting.remove(other)
     worker.stats = Stats(number=1, observed=OBSERVED, pool=msgspec.structs.replace(pool, oldest_wait_s=4.9))
     answer = pages("/readyz")
-    assert (answer.status_code, answer.text) == (200, "1 workers ready\n")
+    assert (answer.status_code, answer.text) == (200, "1 worker ready\n")
 
 
 def test_the_boot_page_is_there_from_the_first_moment(pages: Pages) -> None:
-    document = pages("/boot").json()
+    document = pages.tenant("/boot")
     assert document["target"] == "js:app" and document["ready_after_s"] is None and document["start_reasons"] == []
-    pages.supervisor.serve()
-    document = pages("/boot").json()
+    pages.tier.serve()
+    document = pages.tenant("/boot")
     assert document["sources"] == ["warm-start cache"]
     assert (document["start_method"], document["start_reasons"]) == ("spawn", ["thread 'x'"])
     assert document["refusals"] == [{"where": "profile x", "reason": "too-old", "detail": "3 days"}]
@@ -190,11 +210,12 @@ def test_the_boot_page_is_there_from_the_first_moment(pages: Pages) -> None:
 
 
 def test_the_status_page_tells_the_workers_and_the_traffic(pages: Pages) -> None:
-    document = pages("/status").json()
+    document = pages.tenant("/status")
     assert (document["ready"], document["waiting_for"], document["workers"]) == (False, "the app's import", [])
-    pages.supervisor.serve()
-    document = pages("/status").json()
-    assert (document["tenant"], document["target"], document["pid"]) == ("shop", "js:app", os.getpid())
+    pages.tier.serve()
+    document = pages.tenant("/status")
+    assert (document["tenant"], document["target"]) == ("shop", "js:app")
+    assert pages("/status").json()["pid"] == os.getpid()
     assert (document["ready"], document["waiting_for"]) == (True, "")
     assert [(worker["slot"], worker["state"], worker["threads"]) for worker in document["workers"]] == [
         (0, "serving", 3),
@@ -205,16 +226,16 @@ def test_the_status_page_tells_the_workers_and_the_traffic(pages: Pages) -> None
 
 
 def test_a_worker_that_does_not_answer_is_marked_and_its_numbers_are_old(pages: Pages) -> None:
-    pages.supervisor.serve()
-    silent, new = pages("/status").json()["workers"]
+    pages.tier.serve()
+    silent, new = pages.tenant("/status")["workers"]
     assert (silent["stale"], new["stale"]) == (True, False)  # nothing is expected of one that is not ready
-    pages.supervisor.answers = True
-    answering, _ = pages("/status").json()["workers"]
+    pages.tier.answers = True
+    answering, _ = pages.tenant("/status")["workers"]
     assert answering["stale"] is False
 
 
 def test_the_text_tells_boot_and_traffic_apart_and_counts_errors(pages: Pages) -> None:
-    pages.supervisor.serve()
+    pages.tier.serve()
     text = "\n".join(describe_status(pages("/status").json()))
     assert "\nat boot: warm coverage unknown" in text
     assert "real requests since: 4, errors 1, cold events 2, 75.0% of them warm" in text
@@ -223,7 +244,7 @@ def test_the_text_tells_boot_and_traffic_apart_and_counts_errors(pages: Pages) -
 
 
 def test_the_metrics_page_is_for_prometheus(pages: Pages) -> None:
-    pages.supervisor.serve()
+    pages.tier.serve()
     answer = pages("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
@@ -235,7 +256,7 @@ def test_the_metrics_page_is_for_prometheus(pages: Pages) -> None:
 def test_a_profile_is_captured_by_post_only_and_from_workers_that_serve(pages: Pages, folder: Path) -> None:
     assert pages("/capture").status_code == 405
     assert pages("/capture", "POST").status_code == 503
-    pages.supervisor.serve()
+    pages.tier.serve()
     answer = pages("/capture", "POST")
     assert (answer.status_code, answer.headers["content-type"]) == (200, PROFILE_TYPE)
     profile = parse_profile(
@@ -246,7 +267,7 @@ def test_a_profile_is_captured_by_post_only_and_from_workers_that_serve(pages: P
         max_age=timedelta(days=1),
     )
     assert profile.records("names") == ([Record(key="a")], [])
-    pages.supervisor.capture_error = ConfigError("the key cannot be made")
+    pages.tier.capture_error = ConfigError("the key cannot be made")
     answer = pages("/capture", "POST")
     assert (answer.status_code, answer.text) == (500, "the key cannot be made\n")
 
@@ -254,6 +275,58 @@ def test_a_profile_is_captured_by_post_only_and_from_workers_that_serve(pages: P
 def test_other_pages_do_not_exist(pages: Pages) -> None:
     assert pages("/").status_code == 404
     assert pages("/status", "POST").status_code == 405
+
+
+# -- several tenants --
+
+
+@pytest.fixture
+def two(folder: Path) -> Pages:
+    shop = settings_for(folder)
+    return Pages(shop, msgspec.structs.replace(shop, tenant_name="chat"))
+
+
+def test_the_server_is_ready_when_every_tenant_has_come_up(two: Pages) -> None:
+    shop, chat = two.supervisor.tiers.values()
+    shop.serve()
+    answer = two("/readyz")
+    assert answer.status_code == 503
+    assert answer.text == "shop: 1 worker ready\nchat: no worker is ready: the app's import\n"
+    assert (two("/readyz/shop").status_code, two("/readyz/chat").status_code) == (200, 503)
+    chat.serve()
+    assert two("/readyz").status_code == 200
+    # From then on one of them is enough: the other's trouble is not this one's.
+    chat.accepting.clear()
+    assert (two("/readyz").status_code, two("/readyz/chat").status_code) == (200, 503)
+    shop.accepting.clear()
+    assert two("/readyz").status_code == 503
+
+
+def test_a_tenant_that_was_given_up_keeps_no_other_from_being_ready(two: Pages) -> None:
+    shop, chat = two.supervisor.tiers.values()
+    shop.serve()
+    chat.given_up = "the app's lifespan start-up failed"
+    assert (two("/readyz").status_code, two("/readyz/chat").status_code) == (200, 503)
+    shop.given_up, shop.accepting = "it too", []
+    assert two("/readyz").status_code == 503
+    assert two("/readyz/other").text == "name a tenant at the end of the path: shop, chat\n"
+
+
+def test_pages_tell_every_tenant(two: Pages) -> None:
+    shop, chat = two.supervisor.tiers.values()
+    shop.serve()
+    chat.serve()
+    chat.last_roll = Roll(2, "failed", "importing js failed")
+    document = two("/status").json()
+    assert [each["tenant"] for each in document["tenants"]] == ["shop", "chat"]
+    text = "\n".join(describe_status(document))
+    assert "js:app (tenant shop) at" in text and "js:app (tenant chat) at" in text
+    assert text.count("last roll, to generation 2: failed, importing js failed") == 1
+    assert [each["tenant"] for each in two("/boot").json()["tenants"]] == ["shop", "chat"]
+    families = {family.name: family for family in text_string_to_metric_families(two("/metrics").text)}
+    assert {sample.labels["tenant"] for sample in families["jumpstart_workers"].samples} == {"shop", "chat"}
+    assert two("/capture", "POST").status_code == 404
+    assert two("/capture/chat", "POST").status_code == 200
 
 
 # -- addresses --
@@ -370,7 +443,7 @@ def test_an_address_that_is_taken_is_said_so_and_left_to_its_owner(folder: Path)
 
 
 def test_records_used_are_counted_over_sections(pages: Pages) -> None:
-    pages.supervisor.serve()
-    pages.supervisor.boot = BootReport(target="js:app", sections=[SectionReport(recorder="x", offered=2, used=2)])
-    document = pages("/status").json()
+    pages.tier.serve()
+    pages.tier.boot = BootReport(target="js:app", sections=[SectionReport(recorder="x", offered=2, used=2)])
+    document = pages.tenant("/status")
     assert (document["records_used"], document["records_dropped"]) == (2, {})

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from jumpstart_server.advise import (
     ENOUGH,
+    LEAST_SPREAD,
     Envelope,
     Invariant,
+    MemoryOfRequests,
     Verdict,
     difference,
     judge,
@@ -147,3 +149,21 @@ def test_the_difference_of_two_looks() -> None:
     assert found["GET /"].latency_sum_s == pytest.approx(10)
     assert sum(found["GET /"].buckets) == 20
     assert found["GET /new"] == now["GET /new"]
+
+
+@given(base=st.integers(10**7, 10**9), each=st.integers(0, 10**7), loads=st.lists(st.integers(0, 500), min_size=ENOUGH))
+def test_memory_of_a_request_is_the_slope(base: int, each: int, loads: list[int]) -> None:
+    memory = MemoryOfRequests()
+    for in_flight in loads:
+        memory.add(in_flight, base + each * in_flight)
+    if max(loads) - min(loads) < LEAST_SPREAD:
+        assert memory.bytes_each is None
+    else:
+        assert memory.bytes_each == pytest.approx(each, rel=1e-3, abs=10)
+
+
+def test_unknown_memory_is_no_look() -> None:
+    memory = MemoryOfRequests()
+    for in_flight in range(100):
+        memory.add(in_flight, 0)
+    assert memory.bytes_each is None

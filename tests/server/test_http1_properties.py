@@ -88,7 +88,7 @@ def drive(segments: list[bytes], limits: Limits) -> list[Any]:
     return seen
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(STREAMS, LIMITS, st.data())
 def test_any_split_gives_the_same(stream: bytes, limits: Limits, data: st.DataObject) -> None:
     whole = drive([stream], limits)
@@ -98,7 +98,7 @@ def test_any_split_gives_the_same(stream: bytes, limits: Limits, data: st.DataOb
     assert drive(segments, limits) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(STREAMS, max_size=6))
 @example([b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 3000, b"x" * 70000])
 def test_bytes_that_come_while_it_rests_are_kept_within_bounds(streams: list[bytes]) -> None:
@@ -116,7 +116,7 @@ VALUES = st.binary(max_size=20).map(lambda raw: bytes(byte for byte in raw if by
 PATHS = st.text("abc/%2F.~;=@:|", max_size=20).map(lambda text: b"/" + text.encode())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["GET", "POST", "PURGE", "M-SEARCH"]),
     PATHS,
@@ -171,7 +171,7 @@ class Seen:
         self.complete = True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STREAMS)
 def test_what_we_take_llhttp_takes_too(stream: bytes) -> None:
     """No request passes here that llhttp, which is laxer in general, would refuse or see a different body in."""
@@ -202,7 +202,7 @@ def test_what_we_take_llhttp_takes_too(stream: bytes) -> None:
     assert requests[0].body == (seen[1] if isinstance(seen[1], bytes) else b"")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(["GET", "HEAD", "POST"]),
     st.sampled_from(["1.1", "1.0"]),
@@ -263,7 +263,7 @@ def test_others_read_what_we_send(
         assert seen.complete or framer.must_close
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=12)), max_size=3), st.binary(max_size=6))
 def test_no_header_of_an_app_can_add_a_line(fields: list[tuple[bytes, bytes]], reason: bytes) -> None:
     framer = ResponseFramer("GET")

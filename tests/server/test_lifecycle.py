@@ -17,8 +17,11 @@ from jumpstart_server.lifecycle import (
     LifecycleError,
     Restarts,
     State,
+    Verdict,
     Worker,
     advance,
+    after_boot_failure,
+    is_hopeless,
 )
 
 ORDER = list(State)
@@ -42,17 +45,18 @@ def test_the_table_is_what_the_diagram_says() -> None:
     forward = {(a, b) for (a, _), b in NEXT.items() if a is not b and b is not State.GONE}
     assert forward == {
         (State.STARTING, State.BOOTING),
-        (State.BOOTING, State.SERVING),
-        *((state, State.DRAINING) for state in (State.STARTING, State.BOOTING, State.SERVING)),
+        (State.BOOTING, State.READY),
+        (State.READY, State.SERVING),
+        *((state, State.DRAINING) for state in (State.STARTING, State.BOOTING, State.READY, State.SERVING)),
     }
     assert {a for (a, event), b in NEXT.items() if event is Event.EXITED and b is State.GONE} == {*State} - {State.GONE}
     assert not [state for state, _ in NEXT if state is State.GONE]
 
 
-def test_a_worker_serves_only_after_it_said_that_it_is_ready() -> None:
-    assert [(state, event) for (state, event), b in NEXT.items() if b is State.SERVING] == [
-        (State.BOOTING, Event.READY)
-    ]
+def test_a_worker_serves_only_after_it_said_that_it_is_ready_and_was_told_to() -> None:
+    ways = {b: [(a, event) for (a, event), to in NEXT.items() if to is b and a is not b] for b in State}
+    assert ways[State.READY] == [(State.BOOTING, Event.READY)]
+    assert ways[State.SERVING] == [(State.READY, Event.ACCEPT)]
 
 
 @given(st.lists(st.sampled_from(Event), max_size=30))
@@ -115,3 +119,49 @@ def test_one_that_died_young_is_replaced_at_once_only_the_first_time() -> None:
     restarts, delay = restarts.after_exit(0.5)
     assert delay == FIRST_DELAY * 2
     assert restarts.failures == 2
+
+
+# -- the end of the attempts --
+
+
+@given(st.integers(0, 100), st.integers(0, 20), st.lists(st.floats(0, 100), max_size=4))
+def test_80_hopeless_is_many_failures_in_a_row_and_nobody_in_good_health(
+    failures: int, limit: int, served_s: list[float]
+) -> None:
+    found = is_hopeless(Restarts(failures), limit, served_s)
+    healthy = any(each >= HEALTHY_AFTER for each in served_s)
+    assert found == (limit > 0 and failures >= limit and not healthy)
+
+
+def test_80_a_worker_that_dies_a_second_after_it_was_ready_is_hopeless_in_the_end() -> None:
+    restarts, waited, lives = Restarts(), 0.0, 0
+    while not is_hopeless(restarts, 8, []):
+        restarts, delay = restarts.after_exit(1.0)
+        waited += delay
+        lives += 1
+    assert lives == 8
+    assert 10 < waited < 60
+
+
+# -- a boot that failed --
+
+
+@pytest.mark.parametrize(
+    ("may_try_cold", "in_roll", "was_ready", "verdict"),
+    [
+        (True, False, False, Verdict.COLD),
+        (True, True, True, Verdict.COLD),
+        (True, False, True, Verdict.RETRY),  # the app has booted with this state before
+        (False, True, True, Verdict.KEEP),
+        (False, False, True, Verdict.RETRY),
+        (False, False, False, Verdict.GIVE_UP),
+    ],
+)
+def test_what_a_boot_that_failed_leads_to(may_try_cold: bool, in_roll: bool, was_ready: bool, verdict: Verdict) -> None:
+    assert after_boot_failure(may_try_cold=may_try_cold, in_roll=in_roll, was_ready=was_ready) is verdict
+
+
+@given(st.booleans(), st.booleans())
+def test_70_a_roll_that_fails_never_ends_what_serves(may_try_cold: bool, was_ready: bool) -> None:
+    verdict = after_boot_failure(may_try_cold=may_try_cold, in_roll=True, was_ready=was_ready)
+    assert verdict in (Verdict.COLD, Verdict.KEEP)

@@ -7,11 +7,12 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from jumpstart_server.messages import (
     MAX_MESSAGE,
     Accept,
     Ask,
+    Beat,
     BlockingChannel,
     BootFailed,
     Captured,
@@ -31,9 +33,11 @@ from jumpstart_server.messages import (
     Drain,
     Fork,
     Hello,
+    LameDuck,
     Learnt,
     Message,
     MoldReady,
+    Renew,
     Reopen,
     Section,
     ShutdownFailed,
@@ -77,7 +81,10 @@ MESSAGES: list[Message] = [
     BootFailed(exit_code=3, text="Traceback …\n\udcff".encode("utf-8", "replace").decode()),
     Accept(),
     Drain(),
+    LameDuck(),
     Reopen(),
+    Beat(rss=1 << 33, in_flight=3, stacks=7),
+    Renew("memory"),
     Ask(7, capture=True),
     Hello(4711),
     WorkerReady(report=REPORT),
@@ -274,4 +281,36 @@ def test_messages_cannot_be_changed() -> None:
         for name in message.__struct_fields__:
             with pytest.raises(AttributeError):
                 setattr(message, name, None)
-    assert msgspec.msgpack.decode(encode(Drain())[LENGTH.size :]) == {"type": "Drain"}
+    assert msgspec.msgpack.decode(encode(Accept())[LENGTH.size :]) == {"type": "Accept"}
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_161_what_was_sent_before_the_end_arrives_whole_at_a_reader_that_is_slow(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A worker's last words are larger than the kernel's buffer, and the supervisor is busy when they come."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    last = ShutdownFailed("the app's lifespan shut-down failed")
+    big = Learnt(sections={"modules": Section(1, "json", [Record(key="k" * 10_000 + str(n)) for n in range(4)])})
+
+    def speak() -> None:
+        async def worker() -> None:
+            channel = await Channel.open(theirs)
+            channel.send(big)
+            channel.send(last)
+            await channel.flush()
+            channel.close()
+
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(worker())
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    speaker.join(0.2)
+    assert speaker.is_alive(), "it waits until everything is in the kernel"
+    with ours:
+        channel = BlockingChannel(ours)
+        assert [channel.receive(), channel.receive()] == [big, last]
+    speaker.join(10)
+    assert not speaker.is_alive()

@@ -13,13 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from jumpstart.records import Dropped, Reason
 from jumpstart.report import BootReport, SectionReport
 from jumpstart_server.engine import PoolStats
-from jumpstart_server.metrics import CONTENT_TYPE, render
+from jumpstart_server.metrics import CONTENT_TYPE, Figures, render
 from jumpstart_warmup.observe import BUCKETS_S, ObserverSnapshot, RouteStats
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def page(**words: Any) -> str:
+def figures(**words: Any) -> Figures:
     plain: dict[str, Any] = {
         "tenant": "web",
         "observed": ObserverSnapshot(),
@@ -30,7 +30,11 @@ def page(**words: Any) -> str:
         "pools": [PoolStats(threads=4, busy=1, limit=40)],
         "refusals": [],
     }
-    return render(**{**plain, **words})
+    return Figures(**{**plain, **words})
+
+
+def page(**words: Any) -> str:
+    return render([figures(**words)])
 
 
 def parsed(text: str) -> Samples:
@@ -160,3 +164,14 @@ def test_a_hostile_tenant_is_escaped_too() -> None:
 
 def test_the_content_type_names_the_format() -> None:
     assert "version=0.0.4" in CONTENT_TYPE and "utf-8" in CONTENT_TYPE
+
+
+def test_several_tenants_share_the_families_and_have_samples_of_their_own() -> None:
+    observed = ObserverSnapshot(routes={"GET /": RouteStats(requests=3)})
+    text = render([figures(observed=observed), figures(tenant="chat", workers={"booting": 1}, given_up=True)])
+    samples = parsed(text)
+    assert value(samples, "jumpstart_workers", state="serving") == 2
+    assert samples["jumpstart_workers", frozenset({"tenant": "chat", "state": "booting"}.items())] == 1
+    assert value(samples, "jumpstart_given_up") == 0
+    assert samples["jumpstart_given_up", frozenset({("tenant", "chat")})] == 1
+    assert {dict(labels)["tenant"] for _, labels in samples} == {"web", "chat"}

@@ -78,7 +78,7 @@ def test_an_option_says_all_that_its_users_need(option: Option) -> None:
     if option.choices:
         assert option.default in option.choices
     if option.path:
-        assert option.default in ("", "-")
+        assert option.default in ("", "-", ())
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=IDS)

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from jumpstart_server.connection_settings import DISCARD_BYTES, ConnectionSettings
 from jumpstart_server.http1 import Limits
-from jumpstart_server.wsgi import connection as connection_module
-from jumpstart_server.wsgi.body import RequestBodyError
-from jumpstart_server.wsgi.connection import SPOOL_BYTES
+from jumpstart_server.wsgi import body as body_module
+from jumpstart_server.wsgi.body import SPOOL_BYTES, RequestBodyError
 from tests.server.raw_http import Client, make_certificate
 from tests.server.wsgi_pep_lab import PATIENCE, Environ, Lab, StartResponse, answering, until
 
@@ -126,7 +125,7 @@ def test_the_input_is_a_file(kind: str, framing: str, monkeypatch: pytest.Monkey
     """Against the standard library's own files over the same bytes."""
     with monkeypatch.context() as patch, Lab(stream_bodies=kind == "streamed") as lab:
         if kind == "spooled":
-            patch.setattr(connection_module, "SPOOL_BYTES", 1)
+            patch.setattr(body_module, "SPOOL_BYTES", 1)
 
         @settings(max_examples=80)
         @given(PIECES, OPERATIONS)

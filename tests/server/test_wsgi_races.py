@@ -281,7 +281,7 @@ def test_no_client_ever_sees_a_byte_for_another(guard: Guard, streamed: bool, ca
     app = App()
     try:
         with Lab(HASTY, app, threads=8, stream_bodies=streamed, queue_timeout=0) as lab:
-            storm = Storm(lab, 10, 8000, seed=1 + streamed)
+            storm = Storm(lab, 10, 3000, seed=1 + streamed)
             storm.run()
             until(lambda: not lab.connections, LONG)
             check_idle(lab.server)
@@ -289,9 +289,9 @@ def test_no_client_ever_sees_a_byte_for_another(guard: Guard, streamed: bool, ca
             assert highest < 1000
     finally:
         app.end()
-    assert storm.answered >= 8000 and app.requests > 8000
+    assert storm.answered >= 3000 and app.requests > 3000
     assert app.opened == app.closed
-    assert app.misuses > 1000 and guard.checks > 30_000
+    assert app.misuses > 300 and guard.checks > 10_000
     assert "internal error" not in caplog.text
     print(f"{app.requests} requests, {app.misuses} misuses, {guard.checks} checks")
 
@@ -324,19 +324,19 @@ def test_nor_when_requests_wait_are_shed_and_leave(guard: Guard) -> None:
                         self._errors.put(error)
                         self._requests = 0
 
-            storm = Patient(lab, 10, 3000, seed=7)
+            storm = Patient(lab, 10, 1500, seed=7)
             storm.run()
             until(lambda: not lab.connections, LONG)
             check_idle(lab.server)
     finally:
         app.end()
-    assert storm.answered >= 3000
+    assert storm.answered >= 1500
     assert shed[0]
 
 
 def test_tls_connections_come_and_go(guard: Guard, tmp_path: Path) -> None:
     """What is deciphered already tells of no event."""
-    with Lab(HASTY, tls=make_certificate(tmp_path), threads=4) as lab:
+    with Lab(tls=make_certificate(tmp_path), threads=4) as lab:  # a handshake may take long on a busy machine
 
         def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
             return answer(environ["QUERY_STRING"].encode())(environ, start_response)
@@ -373,7 +373,7 @@ def test_the_counts_hold_during_a_storm(guard: Guard) -> None:
     app = App()
     try:
         with Lab(HASTY, app, threads=6, queue_timeout=0) as lab:
-            storm = Storm(lab, 6, 2000, seed=3)
+            storm = Storm(lab, 6, 1000, seed=3)
             over = threading.Event()
             errors: list[BaseException] = []
 
@@ -399,7 +399,7 @@ def test_the_counts_hold_during_a_storm(guard: Guard) -> None:
         app.end()
 
 
-@pytest.mark.parametrize("round", range(6))
+@pytest.mark.parametrize("round", range(4))
 def test_a_stop_in_the_middle_of_a_storm(guard: Guard, round: int) -> None:
     """It ends soon, every connection that was accepted is closed, and none is accepted after it."""
     app = App()

@@ -1,9 +1,9 @@
-"""What must be true of the WSGI engine's private books: at any moment, and when everything is over."""
+"""What must be true of the WSGI engine's private books: at any moment, while handlers are held, and afterwards."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from jumpstart_server.wsgi import pace
 from jumpstart_server.wsgi.connection import Connection
 from jumpstart_server.wsgi.pool import PoolThread, ThreadPool
 from jumpstart_server.wsgi.server import WSGIServer
-from tests.server.raw_http import until
+from tests.server.raw_http import Client, until
+from tests.server.wsgi_lab import Gate, Lab
 
 LONG = 30.0  # seconds; a busy machine may be slow, a lost wake-up never gets there
 
@@ -129,3 +130,25 @@ def names_of(pool: ThreadPool) -> list[str]:
         for thread in threading.enumerate()
         if isinstance(thread, PoolThread) and thread._pool is pool and thread.runs_handlers
     ]
+
+
+def hold_all(lab: Lab, gate: Gate, count: int) -> list[Client]:
+    """Have *count* handlers wait at *gate*."""
+    path = lab.app(gate)
+    before = gate.entered
+    clients = [lab.connect() for _ in range(count)]
+    for client in clients:
+        client.get(path)
+    until(lambda: gate.entered == before + count, LONG)
+    return clients
+
+
+def finish(clients: Iterable[Client]) -> None:
+    for client in clients:
+        with client:
+            client.sock.settimeout(LONG)
+            assert client.response().status == 200
+
+
+def wait_for_waiting(lab: Lab, count: int) -> None:
+    until(lambda: lab.server.stats().waiting == count, LONG)

@@ -12,13 +12,12 @@ When it closes, it looks for threads and descriptors that were left.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import socket
+import json
 import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,25 +27,16 @@ from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.wsgi.pool import PoolThread
 from jumpstart_server.wsgi.server import WSGIServer
 from jumpstart_warmup.observe import Observer
-from tests.server.raw_http import PATIENCE, Client, Response, until
+from tests.server.lab import BaseLab, Described, Reply, Tell, Told, Words
+from tests.server.lab import descriptors as descriptors
+from tests.server.raw_http import PATIENCE, until
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], None]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
-def descriptors() -> dict[int, str]:
-    """The open descriptors of this process, and what they are."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # no Path object for each of thousands
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-        except OSError:
-            pass  # the folder's own
-    return found
-
-
-class Lab:
+class Lab(BaseLab):
     """One server; use it as a context manager. It listens at once, and accepts from `start` on."""
 
     def __init__(
@@ -63,18 +53,12 @@ class Lab:
         """*more* goes to `WSGIServer`."""
         self._before = descriptors()
         self._interval = sys.getswitchinterval()
-        self.apps: dict[str, App] = {}
+        super().__init__(uds=uds, tls=tls)
         self.held = 0  # connections with busy handlers that are there on purpose
-        self._numbers = itertools.count()
-        self.tls = tls is not None
         context = None
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*tls)
-        self.listener = socket.socket(socket.AF_UNIX if uds else socket.AF_INET, socket.SOCK_STREAM)
-        self.listener.bind(str(uds) if uds else ("127.0.0.1", 0))
-        self.listener.listen(1024)
-        self.address = self.listener.getsockname()
         self.server = WSGIServer(
             app or self._dispatch,
             [self.listener],
@@ -137,30 +121,14 @@ class Lab:
         return [what for fd, what in descriptors().items() if fd not in self._before]
 
     def _dispatch(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        return self.apps[environ["PATH_INFO"]](environ, start_response)
+        app: App = self.apps[environ["PATH_INFO"]]
+        return app(environ, start_response)
 
     def app(self, app: App, path: str = "") -> str:
         """Let *app* answer at a path of its own, which is returned."""
         path = path or f"/{next(self._numbers)}"
         self.apps[path] = app
         return path
-
-    def connect(self) -> Client:
-        sock = socket.socket(self.listener.family if self.listener.fileno() >= 0 else socket.AF_INET)
-        sock.settimeout(PATIENCE)
-        sock.connect(self.address)
-        if self.tls:
-            context = ssl.create_default_context()
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            sock = context.wrap_socket(sock, suppress_ragged_eofs=False)
-        return Client(sock)
-
-    def ask(self, data: bytes) -> Response:
-        """One request on a connection of its own."""
-        with self.connect() as client:
-            client.send(data)
-            return client.response()
 
     @property
     def connections(self) -> int:
@@ -172,13 +140,86 @@ class Lab:
         return self.server.stats().busy - self.held
 
     @contextlib.contextmanager
-    def back_to_baseline(self) -> Iterator[None]:
-        """Connections, handlers and descriptors are as many afterwards as before."""
-        until(lambda: not self.connections and not self.busy)
-        before = len(descriptors())
-        yield
-        until(lambda: not self.connections and not self.busy)
-        until(lambda: len(descriptors()) <= before)
+    def crowded(self) -> Iterator[None]:
+        """A handler runs all the while."""
+        gate = Gate()
+        with self.connect() as client:
+            client.get(self.app(gate))
+            until(lambda: gate.entered)
+            self.held = 1
+            yield
+            self.held = 0
+            gate.open()
+            assert client.response().status == 200
+
+    def adapt(self, described: Described) -> App:
+        """As a WSGI app."""
+        match described:
+            case Words():
+                return _Stream(described)
+            case Tell():
+                return _tell
+            case _:
+                return lambda environ, start_response: _reply(described, environ, start_response)
+
+
+def _reply(reply: Reply, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    if reply.door is not None:
+        reply.door.entered += 1
+        assert reply.door.opened.wait(12 * PATIENCE)
+    if reply.pause:
+        threading.Event().wait(reply.pause)
+    pieces = reply.pieces
+    if reply.echo or reply.note is not None:
+        body = environ["wsgi.input"].read()
+        if reply.note is not None:
+            reply.note(body)
+        pieces = (body,) if reply.echo else pieces
+    if reply.fails and not pieces:
+        raise ValueError("no more")
+    start_response(f"{reply.status} Whatever", reply.fields)
+    if len(pieces) == 1 and not reply.fails:
+        return list(pieces)
+    return _pieces(pieces, reply.fails)
+
+
+def _pieces(pieces: tuple[bytes, ...], fails: bool) -> Iterator[bytes]:
+    yield from pieces
+    if fails:
+        raise ValueError("no more")
+
+
+class _Stream:
+    """`Words` as a WSGI app, and its body."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            self._words.closed.wait(self._words.pause)
+            yield b"x" * self._words.size
+
+    def close(self) -> None:
+        assert not self._words.closed.is_set()
+        self._words.closed.set()
+
+
+def _tell(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    address = environ["REMOTE_ADDR"]
+    told = Told(
+        host=environ["HTTP_HOST"],
+        path=environ["PATH_INFO"],
+        query=environ["QUERY_STRING"],
+        scheme=environ["wsgi.url_scheme"],
+        client=(address, int(environ["REMOTE_PORT"])) if address else None,
+        server=(environ["SERVER_NAME"], int(environ["SERVER_PORT"])),
+    )
+    return answer(json.dumps(asdict(told)).encode())(environ, start_response)
 
 
 class Gate:

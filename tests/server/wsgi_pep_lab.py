@@ -8,49 +8,30 @@ A laboratory for PEP 3333: the WSGI engine on a real socket, with an app that a 
 
 from __future__ import annotations
 
-import os
-import socket
-import ssl
+import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 from jumpstart_server.connection_settings import ConnectionSettings
-from jumpstart_server.wsgi.server import WSGIServer
-from jumpstart_warmup.observe import Observer
-from tests.server import raw_http
+from tests.server import raw_http, wsgi_lab
 from tests.server.raw_http import Client, Response
+from tests.server.wsgi_lab import App, Environ, StartResponse
+
+__all__ = ["App", "Body", "Environ", "Lab", "StartResponse", "answering", "endless", "failing", "fields_of", "until"]
 
 PATIENCE = 20.0  # seconds; a busy machine may be slow, a hang never ends
-StartResponse = Callable[..., Callable[[bytes], None]]
-Environ = dict[str, Any]
-App = Callable[[Environ, StartResponse], Iterable[bytes]]
+LOGGER = "jumpstart_server.wsgi.exchange"
+OWN = {"connection", "keep-alive", "date", "transfer-encoding"}  # fields of the server's
 
 
 def until(condition: Callable[[], Any]) -> Any:
     """The first true value of *condition*, polled."""
     return raw_http.until(condition, PATIENCE)
-
-
-def _descriptors() -> Counter[str]:
-    """What this process holds open of the kinds that a server opens."""
-    found = Counter[str]()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-        except OSError:
-            continue  # that of the listing itself
-        kind = target.partition(":")[0] if target.endswith("]") else target
-        if kind in ("socket", "pipe", "anon_inode") or target.endswith("(deleted)"):
-            found[kind] += 1
-    return found
-
-
-def _threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("jumpstart-")}
 
 
 class Lab:
@@ -59,6 +40,8 @@ class Lab:
 
     Attributes:
         app: what answers.
+        server: the engine.
+        address: where it listens.
     """
 
     def __init__(
@@ -73,64 +56,44 @@ class Lab:
     ) -> None:
         """*more*: as of `WSGIServer`."""
         self.app: App = app or answering([b"hello"])
-        self._before = (_descriptors(), _threads())
-        self._listener = socket.socket(socket.AF_UNIX if uds else socket.AF_INET)
-        self._listener.bind(str(uds) if uds else ("127.0.0.1", 0))
-        self._listener.listen(128)
-        self.address = self._listener.getsockname()
-        context = None
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
-        self._is_tls = tls is not None
-        self.server = WSGIServer(
+        self._lab = wsgi_lab.Lab(
+            settings,
             lambda environ, start_response: self.app(environ, start_response),
-            [self._listener],
-            settings or ConnectionSettings(),
             threads=threads,
-            observer=Observer(),
-            tls=context,
+            uds=uds,
+            tls=tls,
             **more,
         )
+        self.server = self._lab.server
+        self.address = self._lab.address
 
     def __enter__(self) -> Lab:
-        self.server.start()
+        self._lab.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.server.stop_accepting()
-        self.server.close(PATIENCE)
-        self._listener.close()
+        self._lab.listener.close()
         if kind is None:
-            descriptors, threads = self._before
-            until(lambda: _threads() <= threads)
-            until(lambda: not _descriptors() - descriptors)
+            self._lab.close(PATIENCE)
+        else:
+            self.server.close(PATIENCE)
 
     @property
     def busy(self) -> int:
         """Handlers that run."""
-        return self.server.stats().busy
+        return self._lab.busy
 
     def wait_idle(self) -> None:
         """Until the server is done with every request that was sent."""
         until(lambda: not self.busy)
 
     def connect(self, *, receive_buffer: int = 0) -> Client:
-        """A connection. *receive_buffer*: bytes that the kernel keeps for the client; little makes a slow reader."""
-        sock = socket.socket(self._listener.family)
-        if receive_buffer:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        sock.settimeout(PATIENCE)
-        sock.connect(self.address)
-        if self._is_tls:
-            context = ssl.create_default_context()
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            sock = context.wrap_socket(sock)
-        client = Client(sock)
-        sock.settimeout(PATIENCE)
+        """As of the other laboratories, with more patience."""
+        client = self._lab.connect(receive_buffer=receive_buffer)
+        client.sock.settimeout(PATIENCE)
         return client
 
     def ask(self, path: str = "/", *fields: str, method: str = "GET", body: bytes | None = None) -> Response:
@@ -215,3 +178,20 @@ def answering(body: Iterable[bytes], status: str = "200 OK", headers: Iterable[t
 def endless(chunk: bytes = b"x" * 1000) -> Iterator[bytes]:
     while True:
         yield chunk
+
+
+def fields_of(response: Response) -> list[tuple[str, str]]:
+    """Without those that each response has."""
+    return [field for field in response.headers if field[0] not in OWN]
+
+
+def failing(lab: Lab, app: App, caplog: pytest.LogCaptureFixture) -> str:
+    """Serve *app*, which must give a clean 500 and one error in the log; return that with its traceback."""
+    caplog.clear()
+    lab.app = app
+    response = lab.ask("/some/where?x")
+    assert (response.status, response.body) == (500, b"500 Internal Server Error\n")
+    assert response.complete and response.get("connection") == "close"
+    records = [record for record in caplog.records if record.name == LOGGER and record.levelno == logging.ERROR]
+    assert [record.getMessage() for record in records] == ["exception in the app: GET /some/where"]
+    return caplog.text

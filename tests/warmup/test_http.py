@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from jumpstart.errors import ConfigError
-from jumpstart_warmup import http
+from jumpstart_warmup import http, settle
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.http import Progress, warm_host
 
@@ -40,7 +40,7 @@ class App:
         headers = [(b"set-cookie", b"a=b")]
         await send({"type": "http.response.start", "status": self.status(count), "headers": headers})
         if scope["path"] == "/endless":
-            for _ in range(100):  # half a second is longer than any limit here
+            for _ in range(200):  # a second is longer than any limit here
                 await send({"type": "http.response.body", "body": b"x" * 10, "more_body": True})
                 await asyncio.sleep(0.005)
         await send({"type": "http.response.body", "body": b"x"})
@@ -118,6 +118,7 @@ def test_a_host_that_answers_500_is_not_warm() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("noise_is_no_matter")
 def test_a_host_that_fails_at_first_gets_its_time() -> None:
     with serve(App(status=lambda count: 503 if count <= 2 else 200)) as url:
         warmth = warm_host(url, [WarmRequest()], budget_s=20)
@@ -137,6 +138,7 @@ def test_a_host_that_is_not_there_is_reported_within_the_budget() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("noise_is_no_matter")
 def test_a_host_that_boots_yet_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "s"
     app = App()
@@ -151,16 +153,31 @@ def test_a_host_that_boots_yet_is_waited_for(tmp_path: Path) -> None:
     assert warmth.warm, warmth.reason
 
 
+@pytest.fixture
+def noise_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Latencies agree, however busy this machine is: for tests whose promise is not about when a host has settled.
+
+    With one request in a round its median is one latency, of a stream the first byte's, and three in a row that lie
+    within a millisecond of the best are a matter of luck here.
+    """
+    monkeypatch.setattr(settle, "P50_FLOOR_S", 60.0)
+    monkeypatch.setattr(settle, "P95_FLOOR_S", 60.0)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("noise_is_no_matter")
 def test_an_endless_stream_is_left_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "BODY_LIMIT_S", 0.1)
+    monkeypatch.setattr(http, "BODY_LIMIT_S", 0.3)
     with serve(App()) as url:
         warmth = warm_host(url, [WarmRequest(path="/endless")], budget_s=20)
     assert warmth.warm, warmth.reason
-    assert warmth.settled_ms is not None and warmth.settled_ms < 90
+    assert warmth.rounds == settle.WINDOW
+    assert warmth.settled_ms is not None and warmth.settled_ms < 300, "of the first byte, not of what was read of it"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("noise_is_no_matter")
 def test_a_long_body_is_left_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "BODY_LIMIT_BYTES", 15)
     with serve(App()) as url:

@@ -10,7 +10,15 @@ When the client leaves (its side of the connection ends, or the connection break
    broken ``send`` raises `ClientGoneError`.
 2. After `DISCONNECT_GRACE` the app is cancelled if nobody can want what it does: the response has begun, or the method
    is a safe one (RFC 9110 9.2.1). A POST that has not begun to answer runs to its end; half a payment is worse than one
-   that nobody waits for. What runs after the response, background tasks, is never cancelled.
+   that nobody waits for, but for who chose ``--on-deadline sever``. What runs after the response, background tasks, is
+   never cancelled.
+
+When the time is over (`deadlines.py` looks), the client gets 504, or where the response has begun a break that
+it can tell from an end, at once; then the app is cancelled. The time that the client takes to send its body does not
+count, and the clock stops with the response's last byte.
+
+When the server stops, streams are told: ``receive`` gives ``http.disconnect`` in a response that has begun. What has
+not begun to answer is left alone. Both may go on until ``--graceful-timeout``.
 
 uvicorn never cancels. But since spec 2.4 frameworks do not listen while they stream, they wait for ``send`` to raise;
 so a generator that waits for its next event would keep its database connection until that event comes.
@@ -20,13 +28,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from jumpstart.context import RequestContext, enter
 from jumpstart.errors import JumpstartError
+from jumpstart_server import forks
 from jumpstart_server.access import AccessRecord
+from jumpstart_server.app_faults import warn_of_dropped
 from jumpstart_server.asgi.service import describe
 from jumpstart_server.connection_settings import DISCARD_BYTES
 from jumpstart_server.http1 import RequestHead, ResponseError, ResponseFramer
@@ -40,15 +51,17 @@ logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Scope = dict[str, Any]
-App = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 DISCONNECT_GRACE = 0.5  # seconds from http.disconnect to the app's cancellation; generators are to be closed within 1 s
 JOIN_BYTES = 64 * 1024  # up to here head and body are joined for one write
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "REPORT"))
-NAMES_WARNED_OF = 64
+DEPARTURES = frozenset(("ClientDisconnect", "ClientDisconnected", "RequestAborted"))  # Starlette's, Quart's, Django's
+NEVER = math.inf
 
 _CLOSED: Final = "http.disconnect"
-_warned_of: set[bytes] = set()
 
 
 class ClientGoneError(JumpstartError, ConnectionError):
@@ -66,9 +79,13 @@ class Exchange:
     Attributes:
         body_complete: the request has come whole.
         client: as in the scope.
+        scope: what the app will be called with, until it is.
         unread_bytes: of the body, that have come and that the app has not taken.
         complete: the response is done, and the connection no longer this exchange's.
-        task: runs the app.
+        connection: that the request came over.
+        context: of the request, from when the app is called.
+        due: when to call `look_at_the_clock`, in seconds of the monotonic clock.
+        task: runs the app; None while the request waits for its turn.
     """
 
     __slots__ = (
@@ -77,32 +94,43 @@ class Exchange:
         "_began",
         "_body_bytes",
         "_chunks",
-        "_connection",
         "_end_taken",
         "_expects_continue",
         "_finished",
+        "_first_byte_by",
         "_framer",
         "_head",
         "_headers",
         "_left",
         "_lost",
+        "_moved",
+        "_outcome",
         "_started",
         "_status",
+        "_told",
         "_waiters",
+        "_was_counted",
         "body_complete",
         "client",
         "complete",
+        "connection",
+        "context",
+        "due",
+        "scope",
         "task",
         "unread_bytes",
     )
 
-    task: asyncio.Task[None]
     client: object
+    context: RequestContext
+    scope: Scope | None
     _began: float  # on the monotonic clock; with an access log only
     _app_began: float | None
+    _first_byte_by: float  # on the monotonic clock; with such a limit only
+    _moved: float  # when the last piece of the response was written; with an idle_timeout only
 
     def __init__(self, connection: JumpstartProtocol, head: RequestHead, body_complete: bool) -> None:
-        self._connection = connection
+        self.connection = connection
         self._head = head
         self._framer = ResponseFramer(head.method, head.http_version, head.keep_alive)
         self.body_complete = body_complete
@@ -114,7 +142,12 @@ class Exchange:
         self._waiters: list[asyncio.Future[None]] | None = None
         self._left = False  # the client sends no more; it may still read
         self._lost = False  # the connection is broken, or no longer ours
+        self._told = False  # the app knows that nobody waits for it
         self._started = False
+        self._outcome = 0  # the status that the request came to, where its response did not become complete
+        self._was_counted = False
+        self.due = NEVER
+        self.task: asyncio.Task[None] | None = None
         self._finished = 0.0  # when the app's response was complete, on the monotonic clock
         self.complete = False
         self._access = connection.service.access  # None when the line is written, too
@@ -122,84 +155,225 @@ class Exchange:
         if self._access is not None:
             self._began = time.monotonic()
 
+    def turn_away(self, reason: str, retry_after_s: int) -> None:
+        """It will not be this request's turn."""
+        self.complete = True
+        answer = self.connection.answer_and_close(503, reason, self._head.method, retry_after=retry_after_s)
+        self._log(503, answer)
+
     async def run(self, app: App, scope: Scope) -> None:
         """The task: run the app, and see to it that its client gets an answer or a close."""
-        observer = self._connection.service.observer
+        service = self.connection.service
         began = time.monotonic()
         self._app_began = began
+        self.context = context = RequestContext()
+        context.has_left = self._is_given_up
+        limits = service.limits
+        timeout = limits.timeout
+        if timeout:
+            self.due = context.expires = began + timeout
+            context.latest = self.due + limits.timeout_extension
+        if limits.first_byte_timeout:
+            self._first_byte_by = began + limits.first_byte_timeout
+            self.due = min(self.due, self._first_byte_by)
+        enter(context)
+        deadlines = service.deadlines
+        deadlines.in_flight.add(self)
+        if deadlines.is_asleep:
+            deadlines.watch()
         cancelled: object = False
-        if observer is not None:
-            context = RequestContext()
-            enter(context)
         try:
             await app(scope, self.receive, self.send)
-        except GeneratorExit:
-            raise  # the loop is gone
         except BaseException as error:
-            cancelled = isinstance(error, asyncio.CancelledError) and self.task.cancelling()
-            if not cancelled:
-                self._report(error)
+            if forks.in_child:
+                forks.end_child(error)
+            if isinstance(error, GeneratorExit) and not self._is_running():
+                raise  # the loop is gone
+            cancelled = isinstance(error, asyncio.CancelledError) and self._current_task().cancelling()
+            departure = not cancelled and self._is_of_departure(error)
+            if departure:
+                logger.debug("the client left: %s", describe(self._head))
+            elif not cancelled:
+                logger.error("exception in the app: %s", describe(self._head), exc_info=error)
             if not self.complete and not self._lost:
-                # The loop of a server that stops ends soon: no time to linger.
-                self._give_answer(503 if cancelled else 500, linger=not cancelled)
+                if departure:
+                    self._break_off()
+                else:
+                    # The loop of a server that stops ends soon: no time to linger.
+                    self._give_answer(503 if cancelled else 500, linger=not cancelled)
             if cancelled:
                 raise  # whoever cancelled a task wants to see it cancelled
         else:
+            if forks.in_child:
+                forks.end_child()
             if not self.complete and not self._lost:
-                what = "completing its response" if self._started else "starting a response"
-                logger.error("the app returned without %s: %s", what, describe(self._head))
-                self._give_answer(500)
+                self._returned_early()
         finally:
-            self._connection.tasks.discard(self.task)
-            if observer is not None:
-                self._count(observer, context, scope, began, bool(cancelled))
+            self.connection.tasks.discard(self.task)
+            context.has_left = None  # no cycle through this exchange and its task
+            context.expires = NEVER
+            if service.observer is not None and not self._was_counted:
+                self._count(service.observer, scope, bool(cancelled))
+            self.scope = None
+            deadlines.in_flight.discard(self)
+            if service.gate.queue.size:
+                service.gate.look(time.monotonic())
 
-    def _count(self, observer: Observer, context: RequestContext, scope: Scope, began: float, cancelled: bool) -> None:
-        """Put the request into the books, now that the app is done with it; its latency ended with its last byte."""
+    def _current_task(self) -> asyncio.Task[None]:
+        assert self.task is not None, "the task runs"
+        return self.task
+
+    def _is_running(self) -> bool:
+        """False when the coroutine is closed from outside: by the collector, after its loop."""
+        try:
+            return asyncio.current_task() is self.task
+        except RuntimeError:
+            return False
+
+    def _is_given_up(self) -> bool:
+        """Whether nobody waits for the response any more, or the server, which stops, should not have to."""
+        return self._left or self._lost or self._is_to_end()
+
+    def _is_to_end(self) -> bool:
+        """Whether this is a stream, and the server stops."""
+        return self.connection.is_draining and self._started and not self.complete
+
+    def _count(self, observer: Observer, scope: Scope, cancelled: bool) -> None:
+        """Put the request into the books, once: when the app is done with it, or was stopped."""
+        self._was_counted = True
         head = self._head
         if self._finished:  # what fails after the answer (a background task) did not fail the request
             status = self._framer.status
         else:
-            status = CLIENT_CLOSED if cancelled or self._left or self._lost else 500
+            status = self._outcome or (CLIENT_CLOSED if cancelled or self._left or self._lost else 500)
         evidence = True
         for field in head.headers:  # a plain loop takes half the time of any() with a generator
             if field[0] == MARKER_BYTES:
                 evidence = False
+        assert self._app_began is not None
         observer.count(
-            context,
+            self.context,
             method=head.method,
             target=head.origin_form,
             headers=head.headers,
             status=status,
-            elapsed_s=(self._finished or time.monotonic()) - began,
+            elapsed_s=(self._finished or time.monotonic()) - self._app_began,
             evidence=evidence,
-            rule=route_of_scope(scope, self._connection.service.root_path, status) if "route" in scope else None,
+            rule=route_of_scope(scope, self.connection.service.root_path, status) if "route" in scope else None,
         )
 
-    def _report(self, error: BaseException) -> None:
-        link: BaseException | None = error
-        while link is not None:
-            if isinstance(link, ClientGoneError):
-                logger.debug("the client left: %s", describe(self._head))
-                return
-            link = link.__cause__ or link.__context__
-        logger.error("exception in the app: %s", describe(self._head), exc_info=error)
+    def _is_of_departure(self, error: BaseException) -> bool:
+        """Whether the app raised it because it was told that nobody waits for it."""
+        seen: set[int] = set()
+        links: list[BaseException | None] = [error]
+        while links:
+            link = links.pop()
+            if link is None or id(link) in seen:
+                continue
+            seen.add(id(link))
+            if isinstance(link, ClientGoneError) or (self._told and type(link).__name__ in DEPARTURES):
+                return True
+            links += (link.__cause__, link.__context__)
+            if isinstance(link, BaseExceptionGroup):
+                links += link.exceptions
+        return False
 
-    def _give_answer(self, status: int, *, linger: bool = True) -> None:
+    def _returned_early(self) -> None:
+        if self._told:
+            logger.debug("the app has ended, since nobody waits for it: %s", describe(self._head))
+            self._break_off()
+            return
+        what = "completing its response" if self._started else "starting a response"
+        logger.error("the app returned without %s: %s", what, describe(self._head))
+        self._give_answer(500)
+
+    def _break_off(self) -> None:
+        """The app has ended as it was told to, in the middle of things: close, so that it does not look like an end."""
+        self.complete = True
+        if self._framer.head_sent:
+            self._log(CLIENT_CLOSED if self._left else 503)
+            self._framer.abort()
+            self.connection.cut(reset=self._framer.ends_with_close)
+        else:
+            self._log(CLIENT_CLOSED)
+            self.connection.cut()
+
+    def _give_answer(self, status: int, *, reason: str = "", linger: bool = True) -> None:
         """An error page in place of the response; where that has begun, a cut that the client can tell from an end."""
         self.complete = True
-        self._answer_or_cut(status, "", linger)
+        self._answer_or_cut(status, reason, linger)
 
     def _answer_or_cut(self, status: int, reason: str, linger: bool) -> None:
         if self._framer.head_sent:
             self._log(status)
             self._framer.abort()
-            self._connection.cut(reset=self._framer.ends_with_close, linger=linger)
+            self.connection.cut(reset=self._framer.ends_with_close, linger=linger)
         else:
-            answer = self._connection.answer_and_close(status, reason, self._head.method, linger=linger)
+            answer = self.connection.answer_and_close(status, reason, self._head.method, linger=linger)
             self._log(status, answer)
 
-    # ------------------------------------------------------------------ what the connection tells
+    # ------------------------------------------------------------------ time
+
+    def describe(self, now: float) -> str:
+        """Method, path and age, for a log line. *now*: on the monotonic clock."""
+        return f"{describe(self._head)} after {now - (self._app_began or now):.1f} s"
+
+    def look_at_the_clock(self, now: float) -> None:
+        """`due` has come: stop the app if its time is over, else set `due` anew. *now*: on the monotonic clock."""
+        if self.complete:
+            self.due = NEVER
+            return
+        if self._awaits_client():
+            self.due = now  # each time; it is not the app that takes long
+            return
+        context = self.context
+        limits = self.connection.service.limits
+        self.due = context.expires
+        if now >= context.expires:
+            self._stop(now, "timeout", limits.timeout)
+        elif not self._framer.head_sent:
+            if not limits.first_byte_timeout:
+                return
+            self.due = min(self.due, self._first_byte_by)
+            if now >= self._first_byte_by:
+                self._stop(now, "first_byte_timeout", limits.first_byte_timeout)
+        elif limits.idle_timeout:
+            idle_by = self._moved + limits.idle_timeout
+            self.due = min(self.due, idle_by)
+            if now >= idle_by:
+                self._stop(now, "idle_timeout", limits.idle_timeout)
+
+    def _awaits_client(self) -> bool:
+        """Whether the app waits for more of the body, and nothing else is in its way."""
+        if self._waiters is None or self.body_complete or self._left:
+            return False
+        return not all(waiter.done() for waiter in self._waiters)
+
+    def _stop(self, now: float, option: str, limit_s: float) -> None:
+        """The time is over: the client has its answer at once, and nothing waits for the app."""
+        task = self._current_task()
+        service = self.connection.service
+        deadlines = service.deadlines
+        logger.error(
+            "timeout: %s is over its %s of %g s after %.2f s, and is stopped\n%s",
+            *(describe(self._head), option, limit_s, now - (self._app_began or now), deadlines.stacks(self, task)),
+        )
+        self.due = NEVER
+        self.context.is_stopped = True
+        self._told = True
+        self._give_answer(504, reason="the request took too long")
+        self._lost = True  # so that what the app still sends raises
+        if service.observer is not None and self.scope is not None:
+            self._count(service.observer, self.scope, cancelled=True)
+        self._wake()
+        deadlines.stop(self, task, "the request took too long")
+
+    # ------------------------------------------------------------------ what the connection asks and tells
+
+    @property
+    def has_begun(self) -> bool:
+        """The app has begun to answer."""
+        return self._started
 
     def refuse(self, status: int, reason: str) -> None:
         """Answer in place of the app, which finds the client gone; close."""
@@ -229,21 +403,34 @@ class Exchange:
             return
         if lost:
             self._log(CLIENT_CLOSED)
+            if self.task is None:
+                self.complete = True
+                self.connection.service.gate.queue.withdraw(self)
+                return
         first = not self._left
         self._left = True
         self._lost = self._lost or lost
         self._wake()
         if first or lost:
-            self._connection.loop.call_later(DISCONNECT_GRACE, self._end_of_grace)
+            self.connection.loop.call_later(DISCONNECT_GRACE, self._end_of_grace)
 
     def _end_of_grace(self) -> None:
-        if self.complete or self.task.done():
+        task = self.task
+        if self.complete or (task is not None and task.done()):
             return
-        if self._started or self._head.method in SAFE_METHODS:
+        if task is None:  # it has not begun, so it need not
+            self.connection.abort(self)
+            self.client_left(lost=True)
+        elif self._started or self._head.method in SAFE_METHODS or self.connection.service.may_sever:
             self._lost = True
             self._log(CLIENT_CLOSED)
-            self._connection.abort(self)
-            self.task.cancel("the client left")
+            self.connection.abort(self)
+            self.connection.service.deadlines.stop_for_nobody(self, task)
+
+    def server_stops(self) -> None:
+        """Tell the app, if it streams."""
+        if self._is_to_end():
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiters:
@@ -258,21 +445,37 @@ class Exchange:
         """ASGI's ``receive``."""
         while True:
             if self._lost or self.complete:
+                self._told = True
                 return {"type": _CLOSED}
             if self._chunks or (self.body_complete and not self._end_taken):
                 return self._next_piece()
-            if self._left:
+            if self._left or (self._started and self._is_to_end()):
+                self._told = True
                 return {"type": _CLOSED}
             if self._expects_continue:
                 self._expects_continue = False
                 if not self._framer.head_sent and not self._body_bytes:
-                    self._connection.go_on(self._framer.interim(100))
-            waiter = self._connection.loop.create_future()
+                    self.connection.go_on(self._framer.interim(100))
+            waiter = self.connection.loop.create_future()
             if self._waiters is None:
                 self._waiters = [waiter]
             else:
                 self._waiters.append(waiter)
-            await waiter
+            if self.body_complete:
+                await waiter
+            else:
+                began = time.monotonic()
+                try:
+                    await waiter
+                finally:
+                    self._give_time_back(time.monotonic() - began)
+
+    def _give_time_back(self, seconds: float) -> None:
+        """The client has taken so long to send a piece of its body."""
+        self.context.expires += seconds
+        self.context.latest += seconds
+        if self.connection.service.limits.first_byte_timeout:
+            self._first_byte_by += seconds
 
     def _next_piece(self) -> Message:
         chunks = self._chunks
@@ -282,7 +485,7 @@ class Exchange:
             return {"type": "http.request", "body": b"", "more_body": more}
         self._chunks = None
         self.unread_bytes = 0
-        self._connection.body_taken()
+        self.connection.body_taken()
         return {
             "type": "http.request",
             "body": chunks[0] if len(chunks) == 1 else b"".join(chunks),
@@ -294,12 +497,14 @@ class Exchange:
         ASGI's ``send``. It waits while the client is too slow to take what was sent before.
 
         Raises:
-            ClientGoneError: the client has left.
+            ClientGoneError: the client has left, or the request's time is over.
             ASGIMisuseError: the message has no place here, or a value of the wrong type.
             ResponseError: status or headers that would break the message.
         """
+        if forks.in_child:
+            forks.end_child()
         if self._lost:
-            raise ClientGoneError("the client has left")
+            raise self._gone()
         kind = message["type"]
         if kind == "http.response.body":
             if not self._started or self.complete:
@@ -308,7 +513,7 @@ class Exchange:
             if type(body) is not bytes:
                 body = _as_bytes(body)
             more = message.get("more_body", False)
-            connection = self._connection
+            connection = self.connection
             if connection.write_paused:
                 await self._writable()
             framer = self._framer
@@ -320,8 +525,13 @@ class Exchange:
                 self._send_head(body, more)
             if not more:
                 self._end()
-            elif connection.write_paused:
-                await self._writable()
+            else:
+                if connection.write_paused:
+                    await self._writable()
+                limit = connection.service.limits.idle_timeout
+                if limit:
+                    self._moved = time.monotonic()
+                    self.due = min(self.due, self._moved + limit)
         elif kind == "http.response.start":
             if self._started:
                 raise self._misplaced(kind)
@@ -331,14 +541,16 @@ class Exchange:
             self._status: int = status
             self._headers: Any = message.get("headers", ())
             self._started = True
+            if self.connection.is_draining:
+                self.server_stops()
         else:
             raise self._misplaced(kind)
 
     def _send_head(self, body: bytes, more: bool) -> None:
-        connection = self._connection
+        connection = self.connection
         framer = self._framer
         service = connection.service
-        if connection.is_last or not (self.body_complete or self._may_discard()):
+        if connection.is_last or service.is_lame or not (self.body_complete or self._may_discard()):
             framer.must_close = True
         try:
             head = framer.head(
@@ -355,7 +567,7 @@ class Exchange:
             self._started = False
             raise ASGIMisuseError(f"headers must be pairs of bytes, not {self._headers!r:.200}: {error}") from error
         if framer.dropped_fields:
-            _warn_of_dropped(framer.dropped_fields)
+            warn_of_dropped(framer.dropped_fields)
         if not body:
             connection.write(head)
         elif len(body) <= JOIN_BYTES:
@@ -375,11 +587,12 @@ class Exchange:
     def _end(self) -> None:
         framer = self._framer
         last = framer.end()
-        connection = self._connection
+        connection = self.connection
         if last:
             connection.write(last)
         self.complete = True
         self._finished = time.monotonic()
+        self.due = self.context.expires = NEVER  # what follows, background tasks, has no limit
         if self._access is not None:
             self._log(framer.status)
         if framer.surplus_bytes:
@@ -402,6 +615,7 @@ class Exchange:
         Args:
             answer: a whole response of our own that has taken the place of the app's.
         """
+        self._outcome = self._outcome or status
         access, self._access = self._access, None
         if access is None:
             return
@@ -412,7 +626,7 @@ class Exchange:
         if answer is not None:
             sent = body_size(answer)
         elif status == CLIENT_CLOSED:
-            sent = max(self._framer.sent_bytes - self._connection.unsent_bytes(), 0)
+            sent = max(self._framer.sent_bytes - self.connection.unsent_bytes(), 0)
         else:
             sent = self._framer.sent_bytes
         access.write(
@@ -432,9 +646,14 @@ class Exchange:
         )
 
     async def _writable(self) -> None:
-        await self._connection.wait_writable()
+        await self.connection.wait_writable()
         if self._lost:
-            raise ClientGoneError("the client has left")
+            raise self._gone()
+
+    def _gone(self) -> ClientGoneError:
+        if self.task is not None and self.context.is_stopped:
+            return ClientGoneError("the request's time is over, and its client has been told")
+        return ClientGoneError("the client has left")
 
     def _misplaced(self, kind: object) -> ASGIMisuseError:
         if self.complete:
@@ -447,11 +666,3 @@ def _as_bytes(body: object) -> bytes:
     if isinstance(body, (bytes, bytearray, memoryview)):
         return bytes(body)
     raise ASGIMisuseError(f"the body must be bytes, not {type(body).__name__}")
-
-
-def _warn_of_dropped(names: tuple[bytes, ...]) -> None:
-    for name in names:
-        name = name.lower()
-        if name not in _warned_of and len(_warned_of) < NAMES_WARNED_OF:
-            _warned_of.add(name)
-            logger.warning("the app's header %s is the server's to set; it is left out", name.decode("latin-1"))

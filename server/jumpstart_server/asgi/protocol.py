@@ -24,8 +24,10 @@ from urllib.parse import unquote
 
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
+from jumpstart_server import forks
 from jumpstart_server.asgi.exchange import Exchange
 from jumpstart_server.asgi.service import Service
+from jumpstart_server.asgi.websocket import without_departures
 from jumpstart_server.connection_settings import DISCARD_BYTES, LINGER_BYTES, LINGER_TIME
 from jumpstart_server.http1 import (
     BodyData,
@@ -72,6 +74,7 @@ class JumpstartProtocol(asyncio.Protocol):
     Attributes:
         service: what the server's connections share.
         tasks: uvicorn's set of the tasks that it waits for before it stops.
+        is_draining: the server stops.
         is_last: the response in hand is the last one of this connection.
         write_paused: the client is too slow; see `wait_writable`.
     """
@@ -83,7 +86,6 @@ class JumpstartProtocol(asyncio.Protocol):
         "_context",
         "_create_task",
         "_deadline",
-        "_draining",
         "_eof",
         "_exchange",
         "_fresh",
@@ -98,14 +100,15 @@ class JumpstartProtocol(asyncio.Protocol):
         "_server_state",
         "_settings",
         "_timer",
-        "_transport",
         "_unsent",
         "_write_deadline",
         "_writers",
+        "is_draining",
         "is_last",
         "loop",
         "service",
         "tasks",
+        "transport",
         "write",
         "write_paused",
     )
@@ -142,7 +145,7 @@ class JumpstartProtocol(asyncio.Protocol):
         self._rings_at = NEVER
         self._fresh = True  # no request has come whole yet
         self._eof = False
-        self._draining = False
+        self.is_draining = False
         self._read_paused = False
         self._received = 0  # bytes, while they are dropped
         self._unsent = 0  # bytes, when the write deadline was set
@@ -151,7 +154,7 @@ class JumpstartProtocol(asyncio.Protocol):
     # ------------------------------------------------------------------ what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.write = transport.write
         self._server = get_local_addr(transport)
         self._client = get_remote_addr(transport)
@@ -168,7 +171,7 @@ class JumpstartProtocol(asyncio.Protocol):
         """As `TrustedProxies.trusts` takes it. A client that has left already has no address either."""
         if self._client is not None:
             return self._client[0]
-        sock = self._transport.get_extra_info("socket")
+        sock = self.transport.get_extra_info("socket")
         return None if sock is not None and sock.family == socket.AF_UNIX else ""
 
     def _trust(self, host: str | None) -> None:
@@ -199,17 +202,23 @@ class JumpstartProtocol(asyncio.Protocol):
             events = self._parser.eof()
             exchange = self._exchange
             if exchange is not None:
-                exchange.client_left(lost=False)
-                return True
+                # Half a body is nothing that could be answered, unless it is answered already.
+                is_cut = not exchange.body_complete and not exchange.has_begun
+                exchange.client_left(lost=is_cut)
+                if is_cut:
+                    self._close()
+                return self.transport.can_write_eof()
             if events and phase != UNREAD:
                 self._take(events)
-                return True
+                return self.transport.can_write_eof()
         elif phase == CLOSING:
-            return True
+            return self.transport.can_write_eof()
         self._close()
-        return True
+        return self.transport.can_write_eof()  # to keep it open, which TLS cannot
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if forks.has_children and not forks.in_child:
+            self._shut_down()
         self._phase = CLOSED
         self._server_state.connections.discard(self)
         self._deadline = self._write_deadline = NEVER
@@ -221,10 +230,16 @@ class JumpstartProtocol(asyncio.Protocol):
             exchange.client_left(lost=True)
         self._wake_writers()
 
+    def _shut_down(self) -> None:
+        """End the connection for the app's children too, which may have a copy of it."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            forks.shut_down(sock.fileno())
+
     def pause_writing(self) -> None:
         self.write_paused = True
         if self._settings.write_timeout:
-            self._unsent = self._transport.get_write_buffer_size()
+            self._unsent = self.transport.get_write_buffer_size()
             self._write_deadline = self.loop.time() + self._settings.write_timeout
             self._wake_timer(self._write_deadline)
 
@@ -243,7 +258,9 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Drain: close when idle; else after the response in hand. What was pipelined behind it is not begun."""
-        self.is_last = self._draining = True
+        self.is_last = self.is_draining = True
+        if self._exchange is not None:
+            self._exchange.server_stops()
         if self._phase <= LEAVING:
             self._leave()
         elif self._phase == UNREAD:
@@ -261,7 +278,10 @@ class JumpstartProtocol(asyncio.Protocol):
         if type(head) is RequestHead:
             complete = type(last) is RequestEnd
             if complete and head.upgrade is not None and self._is_websocket(head):
-                self._upgrade(head)
+                if self.service.gate.is_full:
+                    self._shed(head)
+                else:
+                    self._upgrade(head)
                 return
             self._begin(head, complete)
             if len(events) == 1 + complete:
@@ -300,7 +320,7 @@ class JumpstartProtocol(asyncio.Protocol):
         if self._proxies is not None:
             client, scheme = self._proxies.origin(client, scheme, head.headers)
         exchange.client = client
-        scope = {
+        exchange.scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": head.http_version,
@@ -315,11 +335,20 @@ class JumpstartProtocol(asyncio.Protocol):
             "headers": head.headers,
             "state": self._app_state.copy(),
         }
+        if self.service.gate.is_open:
+            self.start(exchange)
+        else:
+            self.service.gate.enter(exchange)
+        if self._eof:
+            exchange.client_left(lost=False)
+
+    def start(self, exchange: Exchange) -> None:
+        """Call the app."""
+        scope = exchange.scope
+        assert scope is not None
         task = self._create_task(exchange.run(self.service.app, scope), context=self._context.copy())
         exchange.task = task
         self.tasks.add(task)  # discarded by the task itself: a done callback costs a turn of the loop
-        if self._eof:
-            exchange.client_left(lost=False)
 
     def _is_websocket(self, head: RequestHead) -> bool:
         return (
@@ -328,7 +357,7 @@ class JumpstartProtocol(asyncio.Protocol):
             and not head.has_body
             and head.upgrade is not None
             and head.upgrade.lower() == b"websocket"
-            and not self._draining
+            and not self.is_draining
         )
 
     def _upgrade(self, head: RequestHead) -> None:
@@ -337,6 +366,7 @@ class JumpstartProtocol(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._phase = CLOSED
+        self.service.upgraded += 1
         self._server_state.connections.discard(self)
         request = [head.method.encode(), b" ", head.target, b" HTTP/1.1\r\n"]
         for name, value in head.headers:
@@ -345,7 +375,8 @@ class JumpstartProtocol(asyncio.Protocol):
         protocol = self.service.websocket(
             config=self._config, server_state=self._server_state, app_state=self._app_state
         )
-        self._transport.set_protocol(protocol)
+        protocol.app = without_departures(protocol.app)
+        self.transport.set_protocol(protocol)
         client, scheme = self._client, self._scheme
         if self._proxies is not None:
             client, scheme = self._proxies.origin(client, scheme, head.headers)
@@ -354,7 +385,7 @@ class JumpstartProtocol(asyncio.Protocol):
             protocol.begin_line(self.service.access, head, client)
 
         def hand_over() -> None:
-            protocol.connection_made(self._transport)
+            protocol.connection_made(self.transport)
             # What it found on the socket, and we know better; its scope is made of these, with the first bytes.
             protocol.client, protocol.server, protocol.scheme = client, self._server, scheme.replace("http", "ws")
             protocol.data_received(b"".join(request))
@@ -372,13 +403,17 @@ class JumpstartProtocol(asyncio.Protocol):
     def response_done(self, exchange: Exchange, must_close: bool) -> None:
         """The exchange has written all of its response."""
         self._exchange = None
-        if must_close or self.is_last:
+        if must_close:
             if exchange.body_complete and self._parser.state is State.CLOSED:
                 self._close()  # as the client wanted it
             else:
                 self._linger()
         elif exchange.body_complete:
             self._next()
+            if self.is_draining and self._phase == IDLE:
+                self._leave()  # its client was promised another request before the drain began
+        elif self.is_draining:
+            self._linger()
         elif self._eof:
             self._close()
         else:
@@ -430,10 +465,13 @@ class JumpstartProtocol(asyncio.Protocol):
             self._writers.append(writer)
             await writer
 
-    def answer_and_close(self, status: int, reason: str, method: str = "GET", *, linger: bool = True) -> bytes:
+    def answer_and_close(
+        self, status: int, reason: str, method: str = "GET", *, linger: bool = True, retry_after: int = 0
+    ) -> bytes:
         """Give an answer of our own, the last one, and return it."""
         self._exchange = None
-        answer = error_response(status, reason, method=method, defaults=self.service.defaults())
+        headers = [(b"Retry-After", b"%d" % retry_after)] if retry_after else []
+        answer = error_response(status, reason, method=method, headers=headers, defaults=self.service.defaults())
         self.write(answer)
         if linger:
             self._linger()
@@ -462,12 +500,12 @@ class JumpstartProtocol(asyncio.Protocol):
         if self._phase == CLOSED:
             return
         if reset:
-            sock = self._transport.get_extra_info("socket")
+            sock = self.transport.get_extra_info("socket")
             if sock is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._phase = CLOSING
         self._deadline = NEVER
-        self._transport.abort()
+        self.transport.abort()
 
     # ------------------------------------------------------------------ ends
 
@@ -482,33 +520,39 @@ class JumpstartProtocol(asyncio.Protocol):
             answer = self.answer_and_close(error.status, error.reason, "GET" if head is None else head.method)
             self.service.refusals.write_line(self._client_of(head), error.status, answer, head)
 
+    def _shed(self, head: RequestHead) -> None:
+        """No more WebSockets just now."""
+        answer = self.answer_and_close(503, "too many requests run", head.method, retry_after=1)
+        self.service.refusals.write_line(self._client_of(head), 503, answer, head)
+
     def _linger(self) -> None:
         """
         Close our side, and drop what the client still sends until it closes its own.
 
         A close with unread bytes in the socket is a reset, which may destroy the answer on its way (RFC 9112 9.6).
         """
-        if self._eof or not self._transport.can_write_eof() or self._transport.is_closing():
+        if self._eof or not self.transport.can_write_eof() or self.transport.is_closing():
             self._close()  # TLS waits for the peer's farewell by itself
             return
         self._phase = LINGERING
         self._received = 0
-        self._transport.write_eof()
+        self.transport.write_eof()
         self._resume_reading()
-        self._unsent = self._transport.get_write_buffer_size()
+        self._unsent = self.transport.get_write_buffer_size()
         self._set_deadline(self.loop.time() + LINGER_TIME)
 
     def _close(self) -> None:
         """Close when what is written has been sent."""
         self._phase = CLOSING
         self._exchange = None
-        self._unsent = self._transport.get_write_buffer_size()
-        self._transport.close()
+        self._unsent = self.transport.get_write_buffer_size()
+        self.transport.close()
         self._set_deadline(self.loop.time() + (self._settings.write_timeout or NEVER))
 
     def _leave(self) -> None:
         self._phase = LEAVING
-        self._set_deadline(self.loop.time() + SECOND_LOOK)
+        patience = self.service.patience_s if self.is_draining else 0.0
+        self._set_deadline(self.loop.time() + max(SECOND_LOOK, patience))
 
     # ------------------------------------------------------------------ reading
 
@@ -516,13 +560,13 @@ class JumpstartProtocol(asyncio.Protocol):
         if not self._read_paused and not self._eof:
             self._read_paused = True
             self._deadline = NEVER
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
         if self._read_paused:
             self._read_paused = False
-            if not self._transport.is_closing():
-                self._context.copy().run(self._transport.resume_reading)
+            if not self.transport.is_closing():
+                self._context.copy().run(self.transport.resume_reading)
 
     def _await_body(self) -> None:
         if self._settings.body_timeout and not self._read_paused:
@@ -591,14 +635,14 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def unsent_bytes(self) -> int:
         """How much of what was written waits for the client to take it."""
-        return self._transport.get_write_buffer_size()
+        return self.transport.get_write_buffer_size()
 
     def _is_unsent(self) -> bool:
-        return self._transport.get_write_buffer_size() > 0
+        return self.transport.get_write_buffer_size() > 0
 
     def _is_stalled(self) -> bool:
         """Whether the client has taken nothing since the last look."""
-        before, self._unsent = self._unsent, self._transport.get_write_buffer_size()
+        before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         return self._unsent >= before
 
     def _give_up_writing(self) -> None:

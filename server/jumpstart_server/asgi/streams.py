@@ -29,6 +29,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from jumpstart.deadlines import RequestTimeout
 from jumpstart.imports import namespace_of, when_imported
 
 logger = logging.getLogger(__name__)
@@ -245,7 +246,10 @@ class _Stream:
     async def _run_in_thread(self) -> None:
         import anyio
 
-        await anyio.to_thread.run_sync(self._run, limiter=anyio.CapacityLimiter(1))
+        try:
+            await anyio.to_thread.run_sync(self._run, limiter=anyio.CapacityLimiter(1))
+        except RequestTimeout as error:  # as the generator was left, and before that was noted
+            self._end(error)
         self._is_running = False
         if self._is_abandoned and not self.ended:  # that came when the thread was on its way back
             await anyio.to_thread.run_sync(self._run, limiter=anyio.CapacityLimiter(1))

@@ -10,13 +10,20 @@ requests that have had a thread before are let in beside the limit. Slot *n* of 
 at least *n* only (the first job of a request has turn 0), since what blocks at one turn is freed by a request that has
 come further; with one slot for all, dependencies that nest would lock each other out again. Apart from that there is
 one queue, and it is fair: a request that reads a file in ten thousand pieces gets ahead of nobody.
+
+**Requests that are stopped** (`Threads.stop`). The task that waits for a thread is cancelled and gives its place back
+at once, so that another thread takes it; nothing waits for the code that still runs. Its thread gets
+`jumpstart.RequestTimeout` (`envelope/interrupt.py`), again and again, and with ``--on-deadline sever`` the socket that
+it waits on is shut down (`envelope/sever.py`); as long as it runs on it is an overrun.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -30,7 +37,12 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from jumpstart.context import RequestContext, current
+from jumpstart_server import forks
 from jumpstart_server.engine import PoolStats
+from jumpstart_server.envelope.interrupt import Interrupts, Stopping
+from jumpstart_server.envelope.sever import sever
+from jumpstart_server.envelope.stacks import frames_of_threads, stack_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +53,40 @@ T = TypeVar("T")
 # little enough beside the limit: a request that reads files all the time may have one too.
 LEAST_RESERVE, MOST_RESERVE = 8, 32
 
+THREAD_GRACE = 1.0  # seconds that sync code may take to end after it was stopped; then it is an overrun
+
+SEVERS = 3  # sockets of one piece of code; some try again, with a new connection
+
 turn: ContextVar[int] = ContextVar("jumpstart_turn", default=0)  # how many threads this request has had
 
 
 class Threads:
-    """The threads for sync code of one event loop."""
+    """
+    The threads for sync code of one event loop.
 
-    def __init__(self, limit: int) -> None:
+    Attributes:
+        overruns: threads that run on although the time of their requests is over.
+        is_ours: whether a descriptor is one of the server's, which are not shut down.
+    """
+
+    def __init__(self, limit: int, max_overruns: int = 16, *, may_sever: bool = False) -> None:
+        """
+        Args:
+            max_overruns: so many threads that run on are replaced; each one more is one less for other requests.
+            may_sever: the socket that a thread waits on is shut down when its request is stopped.
+        """
         self._limit = limit
+        self._max_overruns = max_overruns
+        self._may_sever = may_sever
         self._meter = _Meter()
         self._limiter: Any = None
-        self._executor = _Executor(limit, self._meter)
+        self._jobs: dict[int, _Job] = {}  # by thread
+        self._stopped: set[_Job] = set()
+        self._executor = _Executor(limit, self._meter, self._jobs)
         self._live: Callable[[], int] = lambda: 0
+        self.overruns = 0
+        self._replaced = 0  # threads that run on after they were stopped, for whatever reason
+        self.is_ours: Callable[[int], bool] = lambda _: False
 
     def install(self) -> None:
         """Become the running loop's. Before the first sync code of the app runs there."""
@@ -63,12 +97,81 @@ class Threads:
             self._limiter = TurnLimiter(self._limit, self._meter)
             backend._default_thread_limiter.set(self._limiter)
             self._live = lambda: len(backend._threadpool_workers.get(set()))
+            _watch_jobs(backend.AsyncIOBackend, self._jobs)
         except (ImportError, AttributeError):
             pass
         if anyio.to_thread.current_default_thread_limiter() is not self._limiter:
             logger.warning("this anyio is unknown: sync code has no reserve of threads, and is not counted")
             self._limiter = anyio.to_thread.current_default_thread_limiter()
             self._limiter.total_tokens = self._limit
+
+    def resize(self, limit: int) -> None:
+        """Have as many; an app that has set the limiter's size itself, as FastAPI advises, keeps its own."""
+        self._executor.resize(limit)
+        if isinstance(self._limiter, TurnLimiter) and self._limiter.total_tokens == self._limit:
+            self._limiter.resize(limit)
+        self._limit = limit
+
+    def stop(self, context: RequestContext) -> None:
+        """Interrupt the code of a request whose ``is_stopped`` is set. In the event loop only, as the following."""
+        now = time.monotonic()
+        for job in list(self._jobs.values()):
+            if job.context is context and job.stopping is None:
+                self._stopped.add(job)
+                job.stop(now)
+                self._sever(job)
+
+    def stacks(self, context: RequestContext) -> list[str]:
+        """Where the code of a request stands, for the log; a text for each thread."""
+        frames = frames_of_threads()
+        return [
+            f"in a thread:\n{stack_of(frames.get(ident))}"
+            for ident, job in list(self._jobs.items())
+            if job.context is context
+        ]
+
+    @property
+    def has_stopped(self) -> bool:
+        """There is code that was stopped and has not ended: call `press`."""
+        return bool(self._stopped)
+
+    def press(self, now: float) -> None:
+        """Interrupt again what was stopped and goes on; count it. To be called often."""
+        if not self._stopped:
+            return
+        running = overruns = 0
+        for job in list(self._stopped):
+            if job.is_over:
+                self._stopped.discard(job)
+                if job.is_overrun:
+                    logger.info("overrun over: a thread has ended %.1f s after it was stopped", now - job.since)
+                continue
+            if job.stopping is not None:
+                job.stopping.press(now)
+            self._sever(job)
+            running += 1
+            if now - job.since >= THREAD_GRACE and job.context is not None and job.context.is_stopped:
+                overruns += 1
+                if not job.is_overrun:
+                    job.is_overrun = True
+                    stack = stack_of(frames_of_threads().get(job.ident))
+                    logger.warning("overrun: a thread runs on %.1f s after it was stopped\n%s", now - job.since, stack)
+        self.overruns = overruns
+        if running != self._replaced:
+            self._replaced = running
+            beyond = max(running - self._max_overruns, 0)
+            if isinstance(self._limiter, TurnLimiter):
+                self._limiter.withhold(beyond)
+            in_executor = sum(self._executor.owns(job.ident) for job in self._stopped)
+            self._executor.resize(max(self._limit + in_executor - beyond, 1))
+
+    def _sever(self, job: _Job) -> None:
+        if not self._may_sever or job.severed >= SEVERS:
+            return
+        what = sever(job.native_id, self.is_ours)
+        if what is not None:
+            job.severed += 1
+            logger.info("a thread of a request that was stopped waited on %s, which is shut down", what)
 
     def stats(self) -> PoolStats:
         """In the event loop only."""
@@ -82,7 +185,85 @@ class Threads:
             peak=self._meter.peak,
             limit=int(min(limiter.total_tokens, 2**31)),  # an app may set it, to infinity too
             oldest_wait_s=max(limiter.oldest_wait_s(), executor.oldest_wait_s()),
+            overruns=self.overruns,
         )
+
+
+class _Job:
+    """
+    A piece of sync code, in whatever thread it runs.
+
+    Attributes:
+        is_over: it has returned or raised.
+        stopping: set when its request was stopped.
+        since: when that was.
+        severed: how many sockets were shut down that it waited on.
+    """
+
+    __slots__ = (
+        "_function",
+        "_jobs",
+        "context",
+        "ident",
+        "interrupts",
+        "is_over",
+        "is_overrun",
+        "native_id",
+        "severed",
+        "since",
+        "stopping",
+    )
+
+    def __init__(self, context: RequestContext | None, function: Callable[..., Any], jobs: dict[int, _Job]) -> None:
+        self.context = context
+        self.is_over = self.is_overrun = False
+        self.stopping: Stopping | None = None
+        self.since = 0.0
+        self.severed = 0
+        self._function = function
+        self._jobs = jobs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        interrupts: Interrupts | None = getattr(_own, "interrupts", None)
+        if interrupts is None:
+            interrupts = _own.interrupts = Interrupts()
+        self.interrupts = interrupts
+        self.ident = ident = threading.get_ident()
+        self.native_id = threading.get_native_id()
+        self._jobs[ident] = self
+        try:
+            return interrupts.call(self, functools.partial(self._function, *args, **kwargs))
+        finally:
+            self.is_over = True
+            if forks.in_child:
+                forks.end_child(sys.exc_info()[1])
+            del self._jobs[ident]
+
+    def stop(self, now: float) -> None:
+        """From the event loop."""
+        self.since = now
+        self.stopping = Stopping(self.interrupts, self)
+        self.stopping.press(now)
+
+
+_own = threading.local()
+
+
+def _watch_jobs(backend: Any, jobs: dict[int, _Job]) -> None:
+    """Have sync code that anyio's threads run for requests known in *jobs*, in place of who was told before."""
+    original = getattr(backend.run_sync_in_worker_thread, "jumpstart_original", backend.run_sync_in_worker_thread)
+
+    @functools.wraps(original)
+    def run_sync(
+        cls: Any, func: Callable[..., Any], args: Any, abandon_on_cancel: bool = False, limiter: Any = None
+    ) -> Any:
+        context = current()
+        if context is not None:
+            func = _Job(context, func, jobs)
+        return original(func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+
+    run_sync.jumpstart_original = original  # type: ignore[attr-defined]  # so that it is not wrapped again and again
+    backend.run_sync_in_worker_thread = classmethod(run_sync)
 
 
 class _Meter:
@@ -126,8 +307,9 @@ class TurnLimiter(anyio.CapacityLimiter):
     def __init__(self, total_tokens: float, meter: _Meter | None = None) -> None:
         self.waiting = 0
         self._total = total_tokens
+        self._withheld = 0
         self._meter = meter or _Meter()
-        self._last = int(max(LEAST_RESERVE, min(MOST_RESERVE, total_tokens // 4)))  # number of the last slot
+        self._last = _last_slot(total_tokens)
         self._slots: dict[object, int] = {}  # borrower → slot of the reserve, 0 for none
         self._ordinary = 0  # borrowers with slot 0
         self._reserve: list[object] = [None] * (self._last + 1)  # who has slot n; the first is not used
@@ -153,8 +335,30 @@ class TurnLimiter(anyio.CapacityLimiter):
         if value < 0:
             raise ValueError("total_tokens must be >= 0")
         self._total = value
-        while self._ordinary < self._total and self._hand_on(0):
+        self._fill()
+
+    def withhold(self, tokens: int) -> None:
+        """Lend so many less, and one at least."""
+        self._withheld = tokens
+        self._fill()
+
+    def _has_room(self) -> bool:
+        if not self._withheld:
+            return self._ordinary < self._total
+        return self._ordinary < max(self._total - self._withheld, min(self._total, 1))
+
+    def _fill(self) -> None:
+        while self._has_room() and self._hand_on(0):
             pass
+
+    def resize(self, total_tokens: int) -> None:
+        """Have so many, and a reserve that goes with them; it never becomes smaller."""
+        more = _last_slot(total_tokens) - self._last
+        if more > 0:
+            self._reserve += [None] * more
+            self._queues += [OrderedDict() for _ in range(more)]
+            self._last += more
+        self.total_tokens = total_tokens
 
     @property
     def borrowed_tokens(self) -> int:
@@ -172,7 +376,7 @@ class TurnLimiter(anyio.CapacityLimiter):
             raise RuntimeError("this borrower is already holding one of this CapacityLimiter's tokens")
         # A free place has no waiter who may have it: who gives one back hands it on.
         own = min(turn.get(), self._last)
-        if self._ordinary < self._total:
+        if self._has_room():
             self._lend(borrower, 0)
         elif slot := next((n for n in range(own, 0, -1) if self._reserve[n] is None), 0):
             self._lend(borrower, slot)
@@ -220,7 +424,7 @@ class TurnLimiter(anyio.CapacityLimiter):
                 self._hand_on(slot)
         else:
             self._ordinary -= 1
-            if self.waiting and self._ordinary < self._total:
+            if self.waiting and self._has_room():
                 self._hand_on(0)
 
     def statistics(self) -> anyio.CapacityLimiterStatistics:
@@ -255,6 +459,11 @@ class TurnLimiter(anyio.CapacityLimiter):
         return True
 
 
+def _last_slot(total_tokens: float) -> int:
+    """Number of the last slot of the reserve."""
+    return int(max(LEAST_RESERVE, min(MOST_RESERVE, total_tokens // 4)))
+
+
 class _Executor(ThreadPoolExecutor):
     """
     A thread pool that counts.
@@ -263,12 +472,21 @@ class _Executor(ThreadPoolExecutor):
         started: threads, which live as long as the pool.
     """
 
-    def __init__(self, limit: int, meter: _Meter) -> None:
+    def __init__(self, limit: int, meter: _Meter, jobs: dict[int, _Job]) -> None:
         super().__init__(limit, thread_name_prefix="jumpstart-executor", initializer=self._count_thread)
         self.started = 0
+        self._jobs = jobs
         self._meter = meter
         self._waiting: dict[int, float] = {}  # number of a job → when it came, in the order of their coming
         self._numbers = itertools.count()
+
+    def resize(self, limit: int) -> None:
+        """Have so many at most from now on; those that live beyond it stay."""
+        self._max_workers = limit
+
+    def owns(self, ident: int) -> bool:
+        """Whether that thread is one of the pool's."""
+        return any(thread.ident == ident for thread in list(self._threads))
 
     @property
     def waiting(self) -> int:
@@ -285,7 +503,7 @@ class _Executor(ThreadPoolExecutor):
         number = next(self._numbers)
         self._waiting[number] = time.monotonic()
         try:
-            future = super().submit(self._work, number, fn, args, kwargs)
+            future = super().submit(self._work, number, _Job(current(), fn, self._jobs), args, kwargs)
         except BaseException:
             del self._waiting[number]
             raise

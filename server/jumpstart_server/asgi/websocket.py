@@ -1,19 +1,48 @@
 """
-uvicorn's WebSocket protocols with a line in the access log, written when the connection ends.
+What is ours about WebSockets, which uvicorn's protocols speak: a peer that leaves is no error, and the access log.
 
-What the handshake came to is read off the bytes that go out, which all of uvicorn's implementations agree on.
+A line is written when the connection ends. What the handshake came to is read off the bytes that go out, which all of
+uvicorn's implementations agree on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
 from jumpstart_server.access import AccessLog, AccessRecord
+from jumpstart_server.asgi.exchange import App, Message, Receive, Scope, Send
 from jumpstart_server.http1 import RequestHead
 from jumpstart_server.refusals import body_size, host_of
 from jumpstart_warmup.observe import CLIENT_CLOSED
+
+logger = logging.getLogger(__name__)
+
+DEPARTURES = frozenset(("WebSocketDisconnect", "WebSocketDisconnected"))  # Starlette's; Falcon's, Litestar's
+
+
+def without_departures(app: App) -> App:
+    """*app* that returns when it raises what it was told: its peer has left, or the server stops. No error is that."""
+
+    async def quiet(scope: Scope, receive: Receive, send: Send) -> None:
+        is_over = False
+
+        async def watched() -> Message:
+            nonlocal is_over
+            message = await receive()
+            is_over = is_over or message["type"] == "websocket.disconnect"
+            return message
+
+        try:
+            await app(scope, watched, send)
+        except Exception as error:
+            if not is_over or type(error).__name__ not in DEPARTURES:
+                raise
+            logger.debug("the peer left: WebSocket %s", scope.get("path"))
+
+    return quiet
 
 
 class _Watch:

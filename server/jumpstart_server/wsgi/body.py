@@ -1,19 +1,83 @@
-"""A request body that is read while the handler runs: for `Expect: 100-continue`, and where the operator wants it."""
+"""
+Request bodies: most are spooled before the handler runs. Where the client waits for ``100 Continue``, and where the
+operator wants it, the handler reads the body from the socket.
+"""
 
 from __future__ import annotations
 
 import io
+import tempfile
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from jumpstart.errors import JumpstartError
 from jumpstart_server.connection_settings import DISCARD_BYTES
-from jumpstart_server.http1 import BodyData, ParseError
-from jumpstart_server.http1.response import CONTINUE
+from jumpstart_server.http1 import BodyData, ParseError, State
 
 if TYPE_CHECKING:
     from jumpstart_server.http1 import RequestHead
     from jumpstart_server.wsgi.connection import Connection
+
+
+SPOOL_BYTES = 512 * 1024  # of a body in memory; the rest goes to a temporary file
+SPOOLS_BYTES = 32 * 1024 * 1024  # of all bodies of a worker in memory; above it, bodies go to files sooner
+LEAST_SPOOL_BYTES = 16 * 1024  # of a body in memory in any case: for a form a file would cost more than it saves
+
+
+class Spools:
+    """How much memory all spooled bodies of a server have. From any thread."""
+
+    def __init__(self, limit: int = SPOOLS_BYTES) -> None:
+        """*limit* in bytes."""
+        self.limit = limit
+        self.held = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> bool:
+        """So many bytes more, or less; whether they have their limit."""
+        with self._lock:
+            self.held += count
+            return self.held <= self.limit
+
+
+class Spool(tempfile.SpooledTemporaryFile[bytes]):
+    """
+    One body: in memory while it is small and there is room, then in a temporary file.
+
+    Attributes:
+        is_file: it is in a file by now.
+    """
+
+    def __init__(self, spools: Spools) -> None:
+        self._spools = spools
+        self._held = 0
+        self.is_file = False
+        super().__init__(SPOOL_BYTES)
+
+    def write(self, data: Any) -> int:
+        """As of a file. An OSError says that there is no room on the disk."""
+        count = super().write(data)
+        if not self.is_file:
+            self._held += len(data)
+            if not self._spools.add(len(data)) and self._held > LEAST_SPOOL_BYTES:
+                self.rollover()
+        return count
+
+    def rollover(self) -> None:
+        """Go on in a file."""
+        super().rollover()
+        self.is_file = True
+        self._let_go()
+
+    def close(self) -> None:
+        super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, 0
+        if held:
+            self._spools.add(-held)
 
 
 class RequestBodyError(JumpstartError, OSError):
@@ -38,6 +102,7 @@ class BodyReader(io.RawIOBase):
         self._received = 0
         self._thread = 0
         self._over = False
+        self._trailers_until = 0.0
         self.complete = False
         self.refusal: ParseError | None = None
         self.holds_back = head.expects_continue
@@ -101,8 +166,9 @@ class BodyReader(io.RawIOBase):
             if self.holds_back:
                 self.holds_back = False
                 if not self.is_answered:
-                    connection.send(CONTINUE)
+                    connection.ask_for_body()
             data = connection.wait_for_data()
+            self._limit_trailers()
         except TimeoutError:
             self.refusal = ParseError(408, "the body did not arrive in time", b"")
             raise RequestBodyError(self.refusal.reason) from None
@@ -120,3 +186,14 @@ class BodyReader(io.RawIOBase):
                 self.complete = True
         if not data and not self.complete and self.refusal is None:
             self.refusal = ParseError(400, "the client left in the middle of the body", b"")
+
+    def _limit_trailers(self) -> None:
+        """What follows the body has the time of a head, however often a byte of it comes."""
+        connection = self._connection
+        limit = connection.server.settings.header_timeout
+        if not limit or connection.parser.state is not State.TRAILERS:
+            return
+        now = time.monotonic()
+        self._trailers_until = self._trailers_until or now + limit
+        if now > self._trailers_until:
+            raise TimeoutError

@@ -6,11 +6,14 @@ owns it. Only the owner reads, writes, closes, or changes anything here, but for
 an event comes for a connection that another one owns: `readable` and `gone_at`. The owner looks at `readable` after it
 has put the connection back, so that no event is lost.
 
-An owner closes; nobody else does. So a descriptor cannot be another connection's while somebody writes to it.
+An owner closes; nobody else does. So a descriptor cannot be another connection's while somebody writes to it. When a
+request has passed its deadline the keeper writes to a connection that it does not own; `exchange.py` says how it makes
+sure that the owner neither writes nor closes meanwhile.
 """
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import errno
 import io
@@ -19,28 +22,33 @@ import select
 import socket
 import ssl
 import struct
-import tempfile
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jumpstart_server.http1 import Event, RequestHead, RequestParser
+from jumpstart_server.http1.response import CONTINUE
 from jumpstart_server.wsgi import syscalls
-from jumpstart_server.wsgi.body import BodyReader
+from jumpstart_server.wsgi.body import BodyReader, Spool
 from jumpstart_server.wsgi.deadlines import GONE, NEVER
 from jumpstart_server.wsgi.environ import Environ, fill
 
 if TYPE_CHECKING:
+    from jumpstart_server.wsgi.exchange import Exchange
     from jumpstart_server.wsgi.pool import PoolThread
     from jumpstart_server.wsgi.server import WSGIServer
 
 Address = tuple[str, int]
 
-SPOOL_BYTES = 512 * 1024  # of a body in memory; the rest goes to a temporary file
 DISCONNECT_GRACE = 0.5  # seconds that a client which sends no more is taken for one that still reads
 SENDFILE_BYTES = 1024 * 1024  # at once
 NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that cannot
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
-TCP_CLOSE_STATES = (7, 8)  # CLOSE, CLOSE_WAIT; linux/tcp_states.h
+_connect = ctypes.CDLL(None).connect
+_NOBODY = struct.pack("H14x", socket.AF_UNSPEC)
+TCP_CLOSE = 7  # linux/tcp_states.h
+TCP_CLOSE_STATES = (TCP_CLOSE, 8)  # CLOSE, CLOSE_WAIT
+PROBE_TIME = 0.25  # seconds until a client that was probed and has not answered is taken for one that still reads
 SOFT = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -53,9 +61,10 @@ class Phase(enum.IntEnum):
     BODY = 3  # the rest of a body that is spooled
     UNREAD = 4  # the rest of a body whose request is answered
     LINGERING = 5  # the client's close
+    TRAILERS = 6  # the rest of what follows a body that is spooled
 
 
-PREFACE, IDLE, HEAD, BODY, UNREAD, LINGERING = Phase
+PREFACE, IDLE, HEAD, BODY, UNREAD, LINGERING, TRAILERS = Phase
 
 
 class Connection:
@@ -71,6 +80,7 @@ class Connection:
         gone_at: when an event said that the client sends no more; 0.0 if none did.
         head, body, length: of the request that is coming.
         reader: the body, where the handler reads it from the socket.
+        exchange: what runs, where there is a *reader*.
         parsed: of the next request, which came behind the last one.
         preface: what has come of a PROXY header.
         began: when it was opened, or the first byte of a request came.
@@ -85,11 +95,13 @@ class Connection:
         "began",
         "body",
         "deadline",
+        "exchange",
         "fd",
         "fresh",
         "gone_at",
         "head",
         "is_cut",
+        "is_left",
         "is_tls",
         "known",
         "known_environ",
@@ -128,6 +140,8 @@ class Connection:
         self.preface = b""
         self.began = now
         self.reader: BodyReader | None = None
+        self.exchange: Exchange | None = None
+        self.is_left: Callable[[], bool] = self.has_gone  # made once; a request asks it
         self.parsed: list[Event] = []
         self.parser = RequestParser(server.settings.limits, server.settings.header_map)
         self.phase: Phase = IDLE
@@ -178,17 +192,37 @@ class Connection:
         The next bytes, for a handler that reads its body; empty at the end.
 
         Raises:
-            TimeoutError: none came within the body timeout.
+            TimeoutError: none came within the body timeout, or the time of the request is over.
             OSError: the connection is broken.
         """
-        while True:
-            try:
-                return self.sock.recv(syscalls.RECV_BYTES)
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT)
-            except SOFT:
-                if not _is_ready(self.fd, select.POLLIN, self.server.settings.body_timeout):
-                    raise TimeoutError("the body did not arrive in time") from None
+        exchange = self.exchange
+        assert exchange is not None
+        exchange.in_receive = True  # and then look at `seized`; the keeper does it the other way round
+        try:
+            while not exchange.seized:
+                try:
+                    return self.sock.recv(syscalls.RECV_BYTES)
+                except ssl.SSLWantWriteError:
+                    self._wait(select.POLLOUT)
+                except SOFT:
+                    if not _is_ready(self.fd, select.POLLIN, self.server.settings.body_timeout):
+                        raise TimeoutError("the body did not arrive in time") from None
+        finally:
+            exchange.in_receive = False
+            if exchange.seized:
+                exchange.answer_owed()
+        raise TimeoutError("the time of the request is over")
+
+    def ask_for_body(self) -> None:
+        """
+        Send ``100 Continue``, for a handler that reads its body.
+
+        Raises:
+            OSError: the connection is broken, or the time of the request is over.
+        """
+        exchange = self.exchange
+        assert exchange is not None
+        exchange.send_interim(CONTINUE)
 
     def shake_hands(self) -> bool:
         """
@@ -210,9 +244,9 @@ class Connection:
                 return True
 
     def take_body(self, data: bytes) -> None:
-        """Keep a piece of the body, in memory up to `SPOOL_BYTES`."""
+        """Keep a piece of the body, in memory as far as there is room."""
         if self.body is None:
-            self.body = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 closed by drop_body
+            self.body = Spool(self.server.spools)  # closed by drop_body
         self.body.write(data)
         self.length += len(data)
 
@@ -256,6 +290,10 @@ class Connection:
         reader = self.reader
         return self.server.keeps_connections and (reader is None or reader.is_worth_discarding())
 
+    def has_gone(self) -> bool:
+        """`RequestContext.has_left`: from any thread of the app's."""
+        return bool(self.gone_at) and self.has_left()
+
     def has_left(self) -> bool:
         """Whether the client, of whom an event said that it sends no more, can be taken for gone."""
         now = time.monotonic()
@@ -275,6 +313,32 @@ class Connection:
         if not left:
             self.gone_at = now  # there is another request before the end
         return left
+
+    def probe(self) -> bool:
+        """
+        Whether a client that sends no more may still be there. To be called by who may send, before a response.
+
+        One that has closed its sending side only (RFC 9112 9.6) looks like one that has gone until something is sent:
+        then one that has gone answers with a reset, in a moment. ``100 Continue`` is skipped by clients of HTTP/1.1.
+        """
+        if self.is_tls or self.head is None or self.head.http_version != "1.1":
+            return False
+        try:
+            self.sock.send(CONTINUE)
+        except SOFT:
+            pass
+        except OSError:
+            return False
+        return not self.is_reset()
+
+    def is_reset(self) -> bool:
+        """Whether the client has answered with a reset to what was sent to it."""
+        if self.sock.family == socket.AF_UNIX:
+            return False  # there, a send fails at once
+        try:
+            return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+        except OSError:
+            return True
 
     def send(self, data: bytes) -> None:
         """
@@ -336,6 +400,42 @@ class Connection:
             self.reset_on_close()
             raise TimeoutError("the client took nothing in time")
 
+    # ------------------------------------------------------------------ in the place of the owner, who may not send
+
+    def send_last(self, data: bytes) -> None:
+        """Send the last thing that is sent here, a few hundred bytes, if the client takes them, and say so."""
+        try:
+            self.sock.send(data)
+        except OSError:
+            pass  # it is gone, or takes nothing
+        if self.is_tls:
+            self.say_goodbye()
+        self._shut(socket.SHUT_WR)
+
+    def stop_receiving(self) -> None:
+        """Have whoever waits for data find that there is none."""
+        self._shut(socket.SHUT_RD)
+
+    def stop_sending(self) -> None:
+        """Have whoever waits for the client find that it takes nothing any more; the client sees an end too early."""
+        self._shut(socket.SHUT_RDWR)
+
+    def abort(self) -> None:
+        """
+        Reset the connection, which nobody takes for the end of a body; the descriptor stays the owner's to close.
+
+        A socket that is connected to nobody is reset (connect(2), AF_UNSPEC). Unix sockets have no such thing.
+        """
+        self.is_cut = True
+        if self.sock.family == socket.AF_UNIX or _connect(self.fd, _NOBODY, len(_NOBODY)):
+            self._shut(socket.SHUT_RDWR)
+
+    def _shut(self, how: int) -> None:
+        try:
+            socket.socket.shutdown(self.sock, how)  # that of `ssl` would go on in plain text
+        except OSError:
+            pass
+
     # ------------------------------------------------------------------ the end
 
     def reset_on_close(self) -> None:
@@ -349,6 +449,7 @@ class Connection:
     def close(self) -> None:
         """The owner's last act, after the server has taken it off its tables."""
         self.deadline = GONE
+        self.is_left = _yes
         self.known = None
         self.drop_body()
         if self.is_tls and not self.is_cut:  # a good-bye would say that the body was whole
@@ -377,6 +478,7 @@ class Connection:
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.end()
+            self.exchange = None
         body, self.body = self.body, None
         self.length = 0
         if body is not None:
@@ -384,6 +486,10 @@ class Connection:
                 body.close()
             except OSError:
                 pass  # it could not be written, and nobody wants it
+
+
+def _yes() -> bool:
+    return True
 
 
 def _is_ready(fd: int, event: int, timeout_s: float) -> bool:

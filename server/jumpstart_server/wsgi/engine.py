@@ -9,14 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from jumpstart.errors import ConfigError
+from jumpstart_server import system
 from jumpstart_server.access import AccessLog
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.engine import CANCEL_GRACE, BecomeReady, PoolStats
 from jumpstart_server.settings import TenantSettings
 from jumpstart_server.tls import server_context
 from jumpstart_server.wsgi.server import WSGIServer
+from jumpstart_server.wsgi.timeouts import TimeLimits
 from jumpstart_warmup.observe import Observer
 
+KEEPER_PATIENCE = 5.0  # seconds that the pool's keeper may be late; it looks each few milliseconds
 POOL_GRACE = 0.2  # seconds that handlers may take to end when their clients have been given up
 
 
@@ -33,11 +36,13 @@ class WSGIEngine:
         access: AccessLog | None = None,
         become_ready: BecomeReady,
         stopped_accepting: Callable[[], None],
+        renew: Callable[[str], None] | None = None,
     ) -> None:
         """
         Args:
             app: the user's own, since the server itself keeps *observer*'s books.
             listeners: bound, and listening when *become_ready* returns.
+            renew: is told why this process should be replaced.
 
         Raises:
             ConfigError: certificate or key cannot be used, or this is not Linux.
@@ -49,11 +54,14 @@ class WSGIEngine:
         self._become_ready = become_ready
         self._stopped_accepting = stopped_accepting
         self._drain_asked = asyncio.Event()
+        self._patience_s = 0.0
+        self._ask_renewal = renew
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._server = WSGIServer(
             app,
             listeners,
             ConnectionSettings.of(tenant),
-            threads=tenant.threads,
+            threads=tenant.first_threads,
             observer=observer,
             script_name=tenant.root_path.encode().decode("latin-1"),
             multiprocess=tenant.workers > 1,
@@ -62,10 +70,14 @@ class WSGIEngine:
             stream_bodies=tenant.stream_bodies,
             tls=server_context(tenant.ssl_certfile, tenant.ssl_keyfile) if tenant.ssl_certfile else None,
             access=access,
+            on_broken=system.end_at_once,
+            limits=TimeLimits.of(tenant),
+            renew=None if renew is None else self._renew,
         )
 
     async def serve(self) -> None:
         """As of `Engine`."""
+        self._loop = asyncio.get_running_loop()
         booting = asyncio.ensure_future(self._become_ready({}))
         draining = asyncio.ensure_future(self._drain_asked.wait())
         await asyncio.wait({booting, draining}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +107,7 @@ class WSGIEngine:
             except RuntimeError:
                 pass  # the loop is closed: it was not waited for
 
-        self._server.stop_accepting()
+        self._server.stop_accepting(self._patience_s)
         self._stopped_accepting()
         self._server.when_empty(tell)
         try:
@@ -104,10 +116,43 @@ class WSGIEngine:
             pass
         self._server.close(POOL_GRACE)
 
-    def drain(self) -> None:
+    def lame_duck(self) -> None:
         """As of `Engine`."""
+        self._server.keeps_connections = False
+
+    def _renew(self, reason: str) -> None:
+        """From a thread of the server."""
+        if self._loop is not None and self._ask_renewal is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._ask_renewal, reason)
+            except RuntimeError:
+                pass  # the loop is closed: it ends anyway
+
+    def drain(self, patience_s: float = 0.0) -> None:
+        """As of `Engine`."""
+        self._patience_s = patience_s
         self._drain_asked.set()
 
     def stats(self) -> PoolStats:
         """As of `Engine`."""
         return self._server.stats()
+
+    def resize(self, threads: int) -> None:
+        """As of `Engine`."""
+        self._server.pool.size = threads
+
+    def shed(self, most: int | None, reason: str = "") -> None:
+        """As of `Engine`."""
+        self._server.shed(most, reason)
+
+    def is_alive(self) -> bool:
+        """As of `Engine`."""
+        return self._server.pool.keeper_lag_s() < KEEPER_PATIENCE
+
+    def upgraded(self) -> int:
+        """As of `Engine`."""
+        return 0
+
+    def in_flight(self) -> int:
+        """As of `Engine`."""
+        return self._server.stats().busy

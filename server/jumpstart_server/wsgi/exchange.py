@@ -2,10 +2,16 @@
 One request and its response: PEP 3333 to the letter, on the thread that runs the handler.
 
 Bytes go to the socket from here, without a queue: a slow reader blocks this thread, and memory stays as it is.
+
+When the time of a request is over, the keeper *seizes* its exchange (`Exchange.seize`): from then on the handler cannot
+send, and it is the keeper who answers, while the handler still runs. Two threads then know one socket, and there is no
+lock in the way of a send. Instead each says what it is about to do before it looks at what the other does: the handler
+sets `in_send`, `in_receive` or `_over` and looks at `seized`; the keeper sets `seized` and looks at those three.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -14,7 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from jumpstart.context import RequestContext, enter
+from jumpstart.deadlines import RequestTimeout
 from jumpstart.errors import JumpstartError
+from jumpstart_server import forks
+from jumpstart_server.app_faults import warn_of_dropped
+from jumpstart_server.envelope.interrupt import Interrupts
 from jumpstart_server.http1 import (
     DefaultFields,
     ParseError,
@@ -26,8 +36,8 @@ from jumpstart_server.http1 import (
     error_response,
 )
 from jumpstart_server.refusals import body_size
-from jumpstart_server.wsgi import forks
 from jumpstart_server.wsgi.body import RequestBodyError
+from jumpstart_server.wsgi.connection import PROBE_TIME
 from jumpstart_server.wsgi.environ import Environ
 from jumpstart_server.wsgi.files import FileWrapper
 from jumpstart_warmup.observe import CLIENT_CLOSED, werkzeug_rule
@@ -46,6 +56,20 @@ KNOWN_STARTS = 512
 KNOWN_START_BYTES = 512
 
 KNOWN_HEADS = 64
+
+TOO_LATE = "the request took too long"
+
+SEIZING = threading.Lock()
+"""Held while a seized exchange is answered; a handler that ends meanwhile waits before it gives up the socket."""
+
+
+class Seizure(enum.Enum):
+    """What an exchange was found in."""
+
+    OVER = enum.auto()  # the handler has ended: nothing was seized
+    WHOLE = enum.auto()  # its response has gone out, and only the end of the handler is missing
+    ANSWERED = enum.auto()  # the client has got 504
+    CUT = enum.auto()  # the response had begun, and was broken off
 
 
 class Start:
@@ -67,7 +91,6 @@ class Start:
 
 
 _known_starts: dict[tuple[str, tuple[tuple[str, str], ...]], Start] = {}
-_warned_of: set[bytes] = set()
 
 
 class ClientGoneError(JumpstartError, ConnectionError):
@@ -76,13 +99,24 @@ class ClientGoneError(JumpstartError, ConnectionError):
 
 class Exchange:
     """
-    One request and its response. All of it happens on one thread.
+    One request and its response. All of it happens on one thread, but for `seize`, `answer_late` and `cut_off`.
 
     Attributes:
-        status: of the response, as far as it is known; 499 when the client left before its end.
+        status: of the response, as far as it is known; 499 when the client left before its end, 504 when its time was
+            over.
         must_close: the connection must not be used for another request.
         broken: nothing more may be sent over it.
-        is_given_up: the server ends without it, and has said so in the access log.
+        is_accounted: the access log and the books have it already, though the handler still runs.
+        is_left: the handler was told to stop since its client has left.
+        context: of the request, as the handler sees it; its `expires` may have been moved.
+        in_send: the handler's thread uses the socket to send.
+        in_receive: the handler's thread waits for more of the body.
+        seized: the time was over: the handler may not send.
+        timed_out: and the client has got 504, or a broken stream.
+        owes_answer: the handler's thread is to send the 504, since it was waiting for the body.
+        probing: the keeper sends an interim response just now, as `has_left` does.
+        probed_at: when it did, in seconds of the monotonic clock; 0.0 if it did not.
+        sent_at: when the last send ended, in seconds of the monotonic clock; 0.0 before the first.
         began: seconds of the monotonic clock, when the handler was called.
         queued: seconds that the request waited for a thread.
         sending: seconds in calls that send, which may wait for the client and for the GIL.
@@ -93,7 +127,16 @@ class Exchange:
     status = 0
     must_close = False
     broken = False
-    is_given_up = False
+    is_accounted = False
+    is_left = False
+    in_send = False
+    in_receive = False
+    seized = False
+    timed_out = False
+    owes_answer = False
+    probing = False
+    probed_at = 0.0
+    sent_at = 0.0
     queued = 0.0
     sending = 0.0
     rule: str | None = None
@@ -102,13 +145,17 @@ class Exchange:
     _framer: ResponseFramer | None = None
     _sent = 0  # bytes of a body without a framer
     _complete = False  # the response has gone out whole
+    _iterable: Iterable[bytes] | None = None  # that is to be closed
     _over = False
 
-    def __init__(self, connection: Connection, head: RequestHead, environ: Environ, began: float) -> None:
+    def __init__(
+        self, connection: Connection, head: RequestHead, environ: Environ, began: float, context: RequestContext
+    ) -> None:
         self.connection = connection
         self.head = head
         self.environ = environ
         self.began = began
+        self.context = context
         self.thread = threading.get_ident()
 
     def __str__(self) -> str:
@@ -126,57 +173,180 @@ class Exchange:
 
     # ------------------------------------------------------------------ the server's side
 
-    def run(self, app: WSGIApp, context: RequestContext) -> None:
-        """Call *app* and send what it answers. Never raises; runs in a context of its own, which ends with it."""
-        enter(context)
+    @property
+    def is_over(self) -> bool:
+        """The handler has ended."""
+        return self._over
+
+    def run(self, app: WSGIApp, interrupts: Interrupts) -> None:
+        """
+        Call *app* and send what it answers. Never raises; runs in a context of its own, which ends with it.
+
+        *interrupts*: of the calling thread.
+        """
+        enter(self.context)
         reader = self.connection.reader
         if reader is not None:
+            self.connection.exchange = self
             reader.begin()
+        error: BaseException | None = None
         try:
-            self._run(app)
-        except ClientGoneError as error:
-            self._client_gone(error)
-        except BaseException as error:
+            try:
+                interrupts.arm(self)
+                self._run(app)
+            except BaseException as caught:
+                error = caught
+        except RequestTimeout as caught:  # it arrived a little late
+            error = caught
+        while True:
+            try:
+                interrupts.disarm()
+                break
+            except RequestTimeout as caught:
+                error = error or caught
+        # From here on nothing can be raised from outside, so that what must be done once is done once.
+        if self._iterable is not None:
+            error = self._close_iterable(error)
+        if error is not None:
             if forks.in_child:
                 forks.end_child(error)
-            if self.broken:  # the app wrapped or replaced our ClientGoneError
-                self._client_gone(error)
-            else:
-                self._failed(error)
-        finally:
-            self._over = True
+            self._end_badly(error)
+            del error  # no cycle through the frame
+        self._over = True
+        if self.seized or self.probing:
+            with SEIZING:
+                if self.timed_out:
+                    self.status = 504
+                    self.must_close = True
 
     def _run(self, app: WSGIApp) -> None:
-        iterable = app(self.environ, self.start_response)
-        kind = type(iterable)
-        if kind is list or kind is tuple:
-            if len(iterable) == 1:  # type: ignore[arg-type]
-                self._send_whole(iterable[0])  # type: ignore[index]
-            else:
-                size = 0
-                for chunk in iterable:
-                    if type(chunk) is not bytes:
-                        raise _not_bytes(chunk)
-                    size += len(chunk)
-                if size <= JOIN_BYTES:
-                    self._send_whole(b"".join(iterable))
-                else:
-                    self._send_parts(iterable, size)
-            return
-        try:
+        # A call from C to C: when the app has returned, nothing can be raised until what it gave is at hand to be
+        # closed.
+        for iterable in map(app, (self.environ,), (self.start_response,)):
+            kind = type(iterable)
+            if kind is list or kind is tuple:
+                self._send_list(iterable)  # type: ignore[arg-type]
+                return
+            self._iterable = iterable
             if kind is FileWrapper and not self.connection.is_tls:
                 self._send_file(iterable)  # type: ignore[arg-type]
             else:
                 self._send_chunks(iterable)
-        finally:
-            close = getattr(iterable, "close", None)
-            if close is not None:
-                try:
-                    close()
-                except Exception:
-                    if not self.broken:
-                        raise
-                    logger.exception("exception in close(), after the client had left: %s", self)
+            return
+        raise RuntimeError("the app raised StopIteration")  # which `map` takes for its end
+
+    def _send_list(self, parts: list[bytes] | tuple[bytes, ...]) -> None:
+        if len(parts) == 1:
+            self._send_whole(parts[0])
+            return
+        size = 0
+        for chunk in parts:
+            if type(chunk) is not bytes:
+                raise _not_bytes(chunk)
+            size += len(chunk)
+        if size <= JOIN_BYTES:
+            self._send_whole(b"".join(parts))
+        else:
+            self._send_parts(parts, size)
+
+    def _close_iterable(self, error: BaseException | None) -> BaseException | None:
+        """Close what the app gave; the exception that counts then."""
+        iterable, self._iterable = self._iterable, None
+        close = getattr(iterable, "close", None)
+        if close is None:
+            return error
+        try:
+            close()
+        except BaseException as caught:
+            if not isinstance(caught, Exception) or not (self.broken or self.seized):
+                if caught.__context__ is None:
+                    caught.__context__ = error
+                return caught
+            logger.exception("exception in close(), after the client had left: %s", self)
+        return error
+
+    def _end_badly(self, error: BaseException) -> None:
+        """The app has raised, or our own code did since there is nobody to send to."""
+        if self.seized:
+            logger.debug("the handler has ended after its time: %s: %r", self, error)
+        elif isinstance(error, ClientGoneError) or self.broken or (self.is_left and isinstance(error, RequestTimeout)):
+            self._client_gone(error)  # the app may have wrapped or replaced our ClientGoneError
+        elif isinstance(error, RequestTimeout) and not self._complete:
+            logger.error("timeout: %s has given up", self, exc_info=error)  # by itself, in good time
+            self._give_up(504, TOO_LATE)
+        else:
+            self._failed(error)
+
+    # ------------------------------------------------------------------ the keeper's side
+
+    def seize(self) -> Seizure:
+        """
+        Take the socket from the handler, whose time is over. The caller holds `SEIZING`, and then does what this says.
+
+        ANSWERED is for `answer_late` to be called, CUT for `cut_off`.
+        """
+        self.seized = True
+        if self._over:
+            return Seizure.OVER
+        if self._complete:
+            return Seizure.WHOLE
+        self.context.is_stopped = True
+        self.timed_out = True
+        return Seizure.CUT if self.sent_at or self.in_send else Seizure.ANSWERED
+
+    def has_left(self) -> bool:
+        """
+        Whether the client has gone, of whom an event said that it sends no more.
+
+        Before the response has begun it is probed first, and this is False until it may have answered.
+        """
+        connection = self.connection
+        if not connection.has_left():
+            return False
+        if self.sent_at or connection.reader is not None:
+            return True
+        if self.probed_at:
+            if connection.is_reset():
+                return True
+            if monotonic() > self.probed_at + PROBE_TIME:
+                connection.gone_at = 0.0  # it reads
+            return False
+        with SEIZING:
+            self.probing = True  # and then look at what the handler does
+            try:
+                if self.in_send or self.sent_at or self._over:
+                    return False
+                self.probed_at = monotonic()
+                return not connection.probe()
+            finally:
+                self.probing = False
+
+    def answer_late(self, status: int = 504, reason: str = TOO_LATE) -> None:
+        """Give the client an error page in the handler's place."""
+        connection = self.connection
+        defaults = connection.server.default_fields
+        self.answer = error_response(status, reason, method=self.head.method, defaults=defaults)
+        if self.in_receive:  # of TLS, two threads cannot use one connection: it wakes, and answers
+            self.owes_answer = True
+            connection.stop_receiving()
+        else:
+            connection.send_last(self.answer)
+
+    def answer_owed(self) -> None:
+        """The handler's thread has come back from waiting for the body, and finds that it was seized."""
+        with SEIZING:
+            if self.owes_answer:
+                self.owes_answer = False
+                self.connection.send_last(self.answer)
+
+    def cut_off(self) -> None:
+        """Break the response off so that the client can tell it from an end, and wake whoever waits for the client."""
+        framer = self._framer
+        if framer is not None and framer.ends_with_close:
+            self.broken = True
+            self.connection.abort()
+        else:
+            self.connection.stop_sending()
 
     def _send_whole(self, body: bytes) -> None:
         if type(body) is not bytes:
@@ -249,7 +419,7 @@ class Exchange:
         for chunk in iterable:
             if type(chunk) is not bytes:
                 raise _not_bytes(chunk)
-            if connection.gone_at and connection.has_left():
+            if connection.gone_at and self.sent_at and connection.has_left():
                 self.broken = True
                 raise ClientGoneError("the client has left")
             if chunk:
@@ -284,11 +454,14 @@ class Exchange:
     def _send_range(self, fd: int, position: int, size: int) -> None:
         framer = self._framer
         assert framer is not None
+        self._begin_send()
         try:
             sent = self.connection.send_file(fd, position, size)
         except OSError as error:
             self.broken = True
             raise ClientGoneError("the client has left") from error
+        self.sent_at = monotonic()
+        self.in_send = False
         if sent < size:
             framer.sent_bytes -= size - sent
             framer.abort()
@@ -311,7 +484,7 @@ class Exchange:
         )
         self._framer = framer
         if framer.dropped_fields:
-            _warn_of_dropped(framer.dropped_fields)
+            warn_of_dropped(framer.dropped_fields)
         if connection.reader is not None:
             connection.reader.is_answered = True
         return head
@@ -349,13 +522,39 @@ class Exchange:
     def _send(self, data: bytes) -> None:
         if forks.in_child:
             forks.end_child()
+        self.in_send = True  # and then look, as `_begin_send`
+        if self.seized or self.probing:
+            self._begin_send()
         began = monotonic()
         try:
             self.connection.send(data)
         except OSError as error:
             self.broken = True
             raise ClientGoneError("the client has left") from error
-        self.sending += monotonic() - began
+        self.sent_at = ended = monotonic()
+        self.sending += ended - began
+        self.in_send = False
+
+    def send_interim(self, data: bytes) -> None:
+        """
+        Send an interim response.
+
+        Raises:
+            OSError: the client is gone, or the time of the request is over.
+        """
+        self._begin_send()
+        self.connection.send(data)
+        self.in_send = False
+
+    def _begin_send(self) -> None:
+        """To be called before the socket is used to send; `in_send` is to be reset afterwards."""
+        self.in_send = True
+        if self.probing:
+            with SEIZING:
+                pass  # the keeper has sent an interim response
+        if self.seized:
+            self.in_send = False
+            raise ClientGoneError("the time of the request is over, and its client has an answer")
 
     def _end(self) -> None:
         framer = self._framer
@@ -508,11 +707,3 @@ def _is_worth_knowing(fields: tuple[Field, ...]) -> bool:
 
 def _not_bytes(value: object) -> TypeError:
     return TypeError(f"the app gave {type(value).__name__}, WSGI asks for bytes")
-
-
-def _warn_of_dropped(names: tuple[bytes, ...]) -> None:
-    for name in names:
-        name = name.lower()
-        if name not in _warned_of and len(_warned_of) < 64:
-            _warned_of.add(name)
-            logger.warning("the app's header %s is the server's to set; it is left out", name.decode("latin-1"))

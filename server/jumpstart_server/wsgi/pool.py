@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from jumpstart_server.engine import PoolStats
+from jumpstart_server.envelope.interrupt import Interrupts
 from jumpstart_server.wsgi.syscalls import Calls
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ RESTLESS = 1.0  # seconds without traffic after which it looks no more, until it
 MAX_EVENTS = 64  # taken at once
 LIVELY = 1000.0  # handlers a second that return; then events are found soon enough by those who return
 MAX_WAITING = 1  # threads that wait for events, or are about to
+LONGEST_PAUSE = 0.1  # seconds that a thread waits at its end if threads fail again and again
+FORGIVEN = 10.0  # seconds without a failure after which the next one is the first again
 SATURATED_POLL = 0.02  # seconds that the keeper waits for events when it is the only one to do so
 
 
@@ -62,6 +65,12 @@ class Crew(Protocol):
     def note_lag(self, now: float, lag_s: float) -> None:
         """The keeper waited so long for the GIL, in seconds."""
 
+    def broken(self) -> None:
+        """The epoll is closed, as by an app that closes all descriptors: nothing can be served any more."""
+
+    def saturated(self, now: float) -> None:
+        """The keeper's: all threads are busy. Called again and again, before it looks for events."""
+
     def tick(self, now: float, restless: bool) -> float:
         """
         The keeper's: timers. Returns when it wants to be called next, in seconds of the monotonic clock.
@@ -81,7 +90,12 @@ class PoolThread(threading.Thread):
         quick: it runs a handler and counts as seeking all the same.
         busy: it is counted as busy, by itself or by the keeper.
         runs_handlers: false for the keeper.
+        interrupts: how its job is interrupted; from its start on.
+        is_overrun: what it runs was stopped and goes on; another thread may run in its place.
+        is_surplus: there are enough without it; it ends when it has done what it does.
     """
+
+    interrupts: Interrupts
 
     def __init__(self, pool: ThreadPool, number: int, calls: Calls, target: Callable[[PoolThread], None]) -> None:
         self.number = number
@@ -91,6 +105,8 @@ class PoolThread(threading.Thread):
         self.quick = False
         self.busy = False
         self.runs_handlers = True
+        self.is_overrun = False
+        self.is_surplus = False
         self.bell = threading.Lock()
         self.bell.acquire()
         self._pool = pool
@@ -108,6 +124,7 @@ class PoolThread(threading.Thread):
         pass  # threading gives it one
 
     def run(self) -> None:
+        self.interrupts = Interrupts()
         self._target_of(self)
 
 
@@ -118,10 +135,12 @@ class ThreadPool:
     Attributes:
         size: the limit.
         crowded: more than one thread wants the GIL; calls that keep it pay.
+        max_overruns: threads whose job was stopped and goes on that others may run in the place of.
     """
 
     def __init__(self, size: int, epoll: select.epoll, crew: Crew, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = size
+        self.max_overruns = 0
         self.crowded = False
         self._epoll = epoll
         self._crew = crew
@@ -138,7 +157,11 @@ class ThreadPool:
         self._looked_at = 0.0
         self._busy = 0
         self._peak = 0
+        self._overruns = 0
         self._numbers = 0
+        self._failures = 0
+        self._failed_at = 0.0
+        self._broken = False
         self._stopping = False
         self._saturated = False
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes one of those that poll
@@ -156,6 +179,7 @@ class ThreadPool:
             RuntimeError: the system has no thread to give.
         """
         with self._lock:
+            self._looked_at = self._clock()
             first = self._new_thread()
         self._start(first)
         self._keeper.start()
@@ -185,18 +209,17 @@ class ThreadPool:
         os.close(self._alarm)
         return True
 
-    def stats(self, *, waiting: int = 0, oldest_wait_s: float = 0.0) -> PoolStats:
+    def stats(self) -> PoolStats:
         """The counts, exact at this moment; what waits is the crew's to know."""
         with self._lock:
-            busy = sum(thread.job is not None for thread in self._threads.values())
+            busy = sum(thread.job is not None and not thread.is_overrun for thread in self._threads.values())
             self._peak = max(self._peak, busy)
             return PoolStats(
                 threads=len(self._threads),
                 busy=busy,
-                waiting=waiting,
                 peak=self._peak,
                 limit=self.size,
-                oldest_wait_s=oldest_wait_s,
+                overruns=self._overruns,
             )
 
     def jobs(self) -> list[PoolThread]:
@@ -205,10 +228,21 @@ class ThreadPool:
             running = [thread for thread in self._threads.values() if thread.job is not None]
         return sorted(running, key=lambda thread: thread.began)
 
+    def keeper_lag_s(self) -> float:
+        """How long the keeper has not looked although it should, in seconds; without end when it is dead."""
+        if self._keeper.ident is None or self._keeper_sleeps:
+            return 0.0
+        return self._clock() - self._looked_at if self._keeper.is_alive() else float("inf")
+
     @property
     def is_saturated(self) -> bool:
         """All threads are busy, and no other can be started."""
         return self._saturated
+
+    @property
+    def free(self) -> int:
+        """How many more handlers could begin now; about."""
+        return self.size + self._replaced() - self._busy
 
     # ------------------------------------------------------------------ what the crew calls
 
@@ -226,6 +260,24 @@ class ThreadPool:
         """The calling thread has done it."""
         with self._lock:
             self._count_seeking(me)
+
+    def note_overrun(self, thread: PoolThread, job: object) -> int | None:
+        """
+        *job* was stopped and goes on: let another thread run in the place of the one that has it.
+
+        Returns how many such jobs there are now; None if it has ended meanwhile.
+        """
+        with self._lock:
+            if thread.job is not job or not thread.busy or thread.is_overrun:
+                return None
+            thread.is_overrun = True
+            self._overruns += 1
+            self._saturated = False
+            overruns = self._overruns
+            fresh = self._attend()
+        if fresh is not None:
+            self._start(fresh)
+        return overruns
 
     def job_waits(self) -> None:
         """There is a whole request for `Crew.next_job`."""
@@ -266,8 +318,16 @@ class ThreadPool:
             self._returns += 1
             self._saturated = False
             self.crowded = self._seeking + self._busy > 1
+            if me.is_overrun:
+                me.is_overrun = False
+                self._overruns -= 1
+                me.is_surplus = len(self._threads) > self.size + self._replaced()
             if self._keeper_sleeps:
                 self._stir()
+
+    def _replaced(self) -> int:
+        """How many threads there may be beyond the size."""
+        return min(self._overruns, self.max_overruns)
 
     def _attend(self) -> PoolThread | None:
         """See to it that somebody takes the next event; as `_wake_one`."""
@@ -285,7 +345,7 @@ class ThreadPool:
             self._parked.pop().bell.release()
         elif self._polling:
             os.eventfd_write(self._alarm, 1)
-        elif len(self._threads) < self.size and not self._stopping:
+        elif len(self._threads) < self.size + self._replaced() and not self._stopping:
             return self._new_thread()
         else:
             self._saturated = True
@@ -339,6 +399,8 @@ class ThreadPool:
             while not self._stopping:
                 if me.busy:
                     self.turn_seeking(me)
+                if me.is_surplus:
+                    return
                 if crew.next_job(me):
                     continue
                 try:
@@ -349,9 +411,33 @@ class ThreadPool:
                     continue
                 crew.handle(me, fd, mask)
         except BaseException:
-            logger.critical("internal error in %s; it is replaced", me.name, exc_info=True)
+            self._failed(me, f"internal error in {me.name}; it is replaced")
         finally:
             self._end(me)
+
+    def _failed(self, me: PoolThread, line: str) -> None:
+        """Say so, and wait if threads fail again and again: what fails at once must not take all the time there is."""
+        now = self._clock()
+        try:
+            self._events.extend(self._epoll.poll(0, 1))
+        except (OSError, ValueError):
+            self._end_all()
+            return
+        logger.critical(line, exc_info=True)
+        self._failures = self._failures + 1 if now - self._failed_at < FORGIVEN else 0
+        self._failed_at = now
+        if self._failures:
+            if me.runs_handlers:
+                self.turn_busy(me)  # others go on meanwhile
+            time.sleep(min(0.001 * 2 ** min(self._failures, 10), LONGEST_PAUSE))
+
+    def _end_all(self) -> None:
+        with self._lock:
+            self._stopping = True
+            was_broken, self._broken = self._broken, True
+        if not was_broken:
+            logger.critical("the descriptors of this process were closed (os.closerange?); it can serve nothing more")
+            self._crew.broken()
 
     def _look(self, me: PoolThread) -> bool:
         """Wait for events; false to end."""
@@ -411,6 +497,8 @@ class ThreadPool:
                 self._busy -= 1
             else:
                 self._seeking -= 1
+            if me.is_overrun:
+                self._overruns -= 1
             self._threads.pop(me.number, None)
             self._saturated = False
             fresh = None if self._stopping else self._attend()
@@ -431,10 +519,11 @@ class ThreadPool:
                     next_tick = self._crew.tick(now, restless)
                 self._watch(now)
                 if self._saturated:
+                    self._crew.saturated(now)
                     self._read_ahead(me)
                     continue
             except Exception:
-                logger.critical("internal error in the keeper; it goes on", exc_info=True)
+                self._failed(me, "internal error in the keeper; it goes on")
             if restless:
                 began = self._clock()
                 time.sleep(TICK)

@@ -14,12 +14,16 @@ import socket
 import ssl
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import cast
 
+import msgspec
+
 from jumpstart.context import RequestContext
+from jumpstart_server import forks
 from jumpstart_server.access import AccessLog, AccessRecord
 from jumpstart_server.connection_settings import DISCARD_BYTES, LINGER_BYTES, LINGER_TIME, ConnectionSettings
 from jumpstart_server.engine import PoolStats
@@ -37,16 +41,28 @@ from jumpstart_server.http1 import (
     read_proxy_header,
 )
 from jumpstart_server.refusals import Refusals
-from jumpstart_server.wsgi import forks, pace
-from jumpstart_server.wsgi.body import BodyReader
-from jumpstart_server.wsgi.connection import BODY, HEAD, IDLE, LINGERING, PREFACE, UNREAD, Address, Connection
+from jumpstart_server.wsgi import pace
+from jumpstart_server.wsgi.body import BodyReader, Spools
+from jumpstart_server.wsgi.connection import (
+    BODY,
+    HEAD,
+    IDLE,
+    LINGERING,
+    PREFACE,
+    PROBE_TIME,
+    TRAILERS,
+    UNREAD,
+    Address,
+    Connection,
+)
 from jumpstart_server.wsgi.deadlines import GONE, NEVER, Deadlines
 from jumpstart_server.wsgi.environ import Environ
-from jumpstart_server.wsgi.exchange import Exchange, WSGIApp
+from jumpstart_server.wsgi.exchange import SEIZING, Exchange, Seizure, WSGIApp
 from jumpstart_server.wsgi.files import FileWrapper
-from jumpstart_server.wsgi.listeners import Listeners
+from jumpstart_server.wsgi.listeners import ACCEPTS, Listeners
 from jumpstart_server.wsgi.pool import PoolThread, ThreadPool
 from jumpstart_server.wsgi.syscalls import RECV_BYTES
+from jumpstart_server.wsgi.timeouts import TimeLimits, Timeouts
 from jumpstart_server.wsgi.waiting import Waiting
 from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_KEY, Observer
 
@@ -66,7 +82,7 @@ class WSGIServer:
         settings: limits and times of connections.
         pool: the threads.
         script_name: the path prefix that a proxy strips.
-        keeps_connections: false while it drains, or where keep-alive is off.
+        keeps_connections: false while it drains or soon will, or where keep-alive is off.
         told_keep_alive_s: what clients are told about it, in whole seconds; 0 says nothing.
         default_fields: what each response says besides, Date above all; another object each second.
         refusals: where clients that got no service are logged.
@@ -88,6 +104,9 @@ class WSGIServer:
         stream_bodies: bool = False,
         tls: ssl.SSLContext | None = None,
         access: AccessLog | None = None,
+        on_broken: Callable[[], None] | None = None,
+        limits: TimeLimits = TimeLimits(),  # noqa: B008  # frozen
+        renew: Callable[[str], None] | None = None,
     ) -> None:
         """
         Args:
@@ -96,6 +115,9 @@ class WSGIServer:
             queue: requests that may wait for a thread; more are answered with 503.
             queue_timeout: seconds that one may wait, 0 for ever; then 503.
             stream_bodies: run handlers when the head has come, and not when the body has.
+            on_broken: called, from any thread, when this process can serve nothing more.
+            limits: of requests that run.
+            renew: is told, from another thread, why this process should be replaced.
         """
         self.settings = settings
         self.script_name = script_name
@@ -107,6 +129,7 @@ class WSGIServer:
         self._stream_bodies = stream_bodies
         self._tls = tls
         self._access = access
+        self._on_broken = on_broken
         self.refusals = Refusals(access)
         self._clock = time.monotonic
         self._context = contextvars.copy_context()
@@ -116,9 +139,15 @@ class WSGIServer:
         self._idle: dict[int, Connection] = {}  # that nobody owns
         self._all: dict[int, Connection] = {}
         self._waiting = Waiting(queue, queue_timeout)
+        self._queue = self._waiting.queue  # to see whether it is empty, at no cost
+        self._probed: deque[tuple[float, Connection]] = deque()  # until when, and whose requests waited; ours
+        self.spools = Spools()
         self._deadlines = Deadlines()
         self._paces = pace.Paces()
+        self._most: int | None = None
+        self._most_reason = ""
         self._draining = False
+        self._patience = SECOND_LOOK
         self._when_empty: Callable[[], None] | None = None
         self._date_until = 0.0
         self.default_fields = DefaultFields()
@@ -126,6 +155,12 @@ class WSGIServer:
         self._steps_before = 0
         self._interval = pace.SwitchInterval()
         self._interval_set = 0.0
+        self._timeout = limits.timeout or NEVER
+        self._latest = self._timeout + limits.timeout_extension
+        self._overrunning: set[Connection] = set()  # whose handlers do not end, and whose clients know
+        self._timeouts = Timeouts(
+            limits, self.pool, is_ours=self._is_ours, account=self._account, abandon=self._overrun, renew=renew
+        )
 
     # ------------------------------------------------------------------ start and end
 
@@ -141,8 +176,18 @@ class WSGIServer:
         self.pool.start()
         self._listeners.start()
 
-    def stop_accepting(self) -> None:
-        """Take the connections that wait already, then no more; those that are kept are closed as they become idle."""
+    def shed(self, most: int | None, reason: str) -> None:
+        """Answer requests with 503 while *most* of them run; None ends that."""
+        self._most_reason = reason
+        self._most = most
+
+    def stop_accepting(self, patience_s: float = 0.0) -> None:
+        """
+        Take the connections that wait already, then no more.
+
+        Those that are kept are closed with their next answer, or when they have been idle for *patience_s* more.
+        """
+        self._patience = max(SECOND_LOOK, patience_s)
         self._draining = True
         self.keeps_connections = False
         self._listeners.stop()
@@ -155,7 +200,7 @@ class WSGIServer:
             phase = connection.phase
             if phase != IDLE and phase != PREFACE:
                 continue
-            deadline = now + (SECOND_LOOK if phase == IDLE else LAST_LOOK)
+            deadline = now + (self._patience if phase == IDLE else LAST_LOOK)
             if connection.deadline > deadline and self._own(connection):
                 if connection.phase == phase:
                     connection.deadline = min(connection.deadline, deadline)
@@ -165,13 +210,29 @@ class WSGIServer:
     def when_empty(self, callback: Callable[[], None]) -> None:
         """Have *callback* called, from any thread, when the last connection is closed; after `stop_accepting`."""
         self._when_empty = callback
-        if not self._all:
-            callback()
+        self._tell_if_empty()
+
+    def _tell_if_empty(self) -> None:
+        if self._draining and self._when_empty is not None and len(self._all) == len(self._overrunning):
+            self._when_empty()
+
+    def _overrun(self, exchange: Exchange) -> None:
+        """A handler runs on, and nobody waits for it any more, nor shall the end of the server."""
+        self._overrunning.add(exchange.connection)
+        if exchange.is_over:
+            self._overrunning.discard(exchange.connection)  # it was closed meanwhile
+        self._tell_if_empty()
+
+    def _is_ours(self, fd: int) -> bool:
+        return fd in self._all or fd in self._listeners
 
     def close(self, timeout_s: float) -> None:
         """End the threads, wait up to *timeout_s* for handlers, and close every connection that nobody owns."""
         ended = self.pool.stop(timeout_s)
-        while (connection := self._waiting.take()) is not None:
+        waiting = [connection for _, connection in self._probed]
+        while (connection := self._waiting.take_any()) is not None:
+            waiting.append(connection)
+        for connection in waiting:
             if self._answer(connection, 503, "the server stops", connection.head):
                 self._close(connection)
         for connection in list(self._idle.values()):
@@ -185,8 +246,14 @@ class WSGIServer:
         now = self._clock()
         for thread in self.pool.jobs():
             exchange = thread.job
-            if isinstance(exchange, Exchange):
-                exchange.is_given_up = True
+            if isinstance(exchange, Exchange) and not exchange.is_accounted:
+                exchange.is_accounted = True
+                with SEIZING:
+                    seizure = exchange.seize()
+                    if seizure is Seizure.ANSWERED:
+                        exchange.answer_late(503, "the server stops")
+                    elif seizure is Seizure.CUT:
+                        exchange.cut_off()
                 logger.warning("cut short by the stop after %.1f s: %s", now - exchange.began, exchange)
                 self.refusals.write_line(
                     exchange.connection.peer, 503, b"", exchange.head, now - exchange.began + exchange.queued
@@ -266,7 +333,7 @@ class WSGIServer:
 
     def _carry_on(self, thread: PoolThread, connection: Connection) -> None:
         """Something more has come for a connection; when nothing has, give it up."""
-        while not self._waiting and not self.pool.has_events:
+        while not self._queue.size and not self.pool.has_events:
             if not self._read(thread, connection) or not self._put_back(connection):
                 return
         self._post(connection)  # others come first
@@ -275,8 +342,10 @@ class WSGIServer:
         self._all.pop(connection.fd, None)
         connection.close()
         self._deadlines.forget(connection)
-        if self._draining and not self._all and self._when_empty is not None:
-            self._when_empty()
+        if self._overrunning:
+            self._overrunning.discard(connection)
+        if self._draining:
+            self._tell_if_empty()
 
     # ------------------------------------------------------------------ what the pool calls
 
@@ -287,7 +356,7 @@ class WSGIServer:
             connection = self._all.get(fd)
             if connection is None:
                 if fd in self._listeners:
-                    self._listeners.accept(fd)
+                    self._listeners.accept(fd, self._room())
                 return
             if events & LEFT and not connection.gone_at:
                 connection.gone_at = self._clock()
@@ -297,32 +366,69 @@ class WSGIServer:
                 return  # its owner will see
         elif events & LEFT and not connection.gone_at:
             connection.gone_at = self._clock()
-        if self._read(thread, connection) and self._put_back(connection):
-            self._carry_on(thread, connection)
+        try:
+            if self._read(thread, connection) and self._put_back(connection):
+                self._carry_on(thread, connection)
+        except BaseException:
+            self._abandon(connection)
+            raise
 
     def next_job(self, thread: PoolThread) -> bool:
         """Run a request that waits."""
-        connection = self._waiting.take() if self._waiting else None
-        if connection is None:
+        if not self._queue.size:
+            if self._listeners.is_resting:
+                self._listeners.resume()
             return False
+        now = self._clock()
+        connection = self._waiting.take(now)
+        if connection is None:
+            return self._shed_late(now)
         head = connection.head
         assert head is not None
-        if self._waiting:
+        if self._queue.size:
             self.pool.job_waits()
-        if connection.gone_at and connection.has_left():  # nobody waits for the answer
-            now = self._clock()
-            waited = now - connection.queued_at
-            self.refusals.write_line(connection.peer, CLIENT_CLOSED, b"", head, now - connection.began, waited)
-            self._close(connection)
+        if connection.gone_at and connection.has_left():
+            if connection.probe():
+                self._probed.append((now + PROBE_TIME, connection))
+            else:
+                self._left_queue(connection, now)
             return True
-        environ = connection.make_environ(head)
-        if self._run(thread, connection, head, environ, (head.method, head.path)) and self._put_back(connection):
-            self._carry_on(thread, connection)
+        try:
+            environ = connection.make_environ(head)
+            if self._run(thread, connection, head, environ, (head.method, head.path)) and self._put_back(connection):
+                self._carry_on(thread, connection)
+        except BaseException:
+            self._abandon(connection)
+            raise
         return True
+
+    def broken(self) -> None:
+        """As of `Crew`."""
+        if self._on_broken is not None:
+            self._on_broken()
+
+    def _left_queue(self, connection: Connection, now: float) -> None:
+        """The client has left before its request began: nobody waits for the answer."""
+        waited = now - connection.queued_at
+        self.refusals.count("client_left")
+        self.refusals.write_line(connection.peer, CLIENT_CLOSED, b"", connection.head, now - connection.began, waited)
+        self._close(connection)
+
+    def _look_at_probed(self, now: float) -> float:
+        """Clients that send no more have had the time to answer a probe. Returns when to look again."""
+        while self._probed and self._probed[0][0] <= now:
+            _, connection = self._probed.popleft()
+            if connection.is_reset():
+                self._left_queue(connection, now)
+                continue
+            connection.gone_at = 0.0  # it reads
+            if self._enqueue(connection):
+                self._return(connection)
+        return self._probed[0][0] if self._probed else NEVER
 
     def has_job(self) -> bool:
         """As of `Crew`."""
-        return bool(self._waiting)
+        return self._queue.size > 0
 
     def overdue(self, job: Exchange) -> None:
         """Take its kind for slow from now on: others like it may be on their way, and it may run for long."""
@@ -330,8 +436,7 @@ class WSGIServer:
 
     def tick(self, now: float, restless: bool) -> float:
         """Timers."""
-        if now >= self._listeners.accept_again:
-            self._listeners.resume()
+        self._mind_listeners(now)
         for timed in self._deadlines.expired(now):
             connection = cast(Connection, timed)
             try:
@@ -347,21 +452,56 @@ class WSGIServer:
                 logger.critical("internal error at the deadline of a connection", exc_info=True)
         if self._draining:
             self._hurry(now)  # those that were put back as the drain began
-        while (late := self._waiting.take_expired(now)) is not None:
-            if self._answer(late, 503, "no thread became free in time", late.head, retry_after=1):
-                self._return(late)
-        if self._waiting:
-            self.pool.job_waits()  # one may have been out of the queue for a moment while a thread looked
-            if self.pool.is_saturated:
-                self._waiting.warn(now, self.pool.jobs())
-        if not (restless or self._all or self._listeners.accept_again < NEVER):
+        while self._shed_late(now):
+            pass
+        self._waiting.warn(now, self.pool)
+        look = min(self._timeouts.look(now), self._look_at_probed(now))
+        if not (restless or self._all or self._listeners.accept_again < NEVER or look < NEVER):
             return NEVER
-        return now + (SECOND_LOOK / 2 if self._draining else SWEEP)
+        return min(now + (SECOND_LOOK / 2 if self._draining else SWEEP), self._waiting.next_look(now), look)
+
+    def saturated(self, now: float) -> None:
+        """
+        As of `Crew`: leave new connections to workers with a free thread, but not for long.
+
+        When all workers are full, none of them would take a connection, and clients would not hear that they are shed.
+        """
+        listeners = self._listeners
+        if not self._multiprocess:
+            return
+        if listeners.is_resting:
+            self._mind_listeners(now)
+            return
+        listeners.rest()
+        if not self.pool.is_saturated:  # or the thread that has become free saw them rest
+            listeners.resume()
+
+    def _mind_listeners(self, now: float) -> None:
+        listeners = self._listeners
+        if now < listeners.accept_again:
+            return
+        if listeners.is_resting and self.pool.is_saturated:
+            listeners.accept_waiting(self._waiting.room)
+        else:
+            listeners.resume()
+
+    def _room(self) -> int:
+        """How many connections to accept at once: where there are other workers, no more than there are threads."""
+        return max(1, self.pool.free) if self._multiprocess else ACCEPTS
 
     def stats(self) -> PoolStats:
         """The threads and the queue, at this moment."""
         waiting = self._waiting
-        return self.pool.stats(waiting=len(waiting), oldest_wait_s=waiting.oldest_wait_s(self._clock()))
+        waits, waits_sum_s = waiting.books()
+        return msgspec.structs.replace(
+            self.pool.stats(),
+            waiting=len(waiting),
+            oldest_wait_s=waiting.oldest_wait_s(self._clock()),
+            overloaded=self._queue.is_overloaded,
+            waits=waits,
+            waits_sum_s=waits_sum_s,
+            refused=self.refusals.counts.copy(),
+        )
 
     def note_lag(self, now: float, lag_s: float) -> None:
         """Set the switch interval by how long the keeper waited for the GIL."""
@@ -397,7 +537,7 @@ class WSGIServer:
             head = connection.known_head
             assert head is not None
             connection.began = self._clock()
-            if self._waiting or not thread.runs_handlers:
+            if self._queue.size or not thread.runs_handlers:
                 connection.head = head
                 return self._enqueue(connection)
             environ = connection.known_environ.copy()
@@ -415,7 +555,10 @@ class WSGIServer:
                 self._close(connection)
                 return False
             return True
-        return self._take(thread, connection, connection.parser.feed(data), data)
+        parsed = connection.parser.feed(data)
+        if not parsed and phase == HEAD:
+            return True  # a few bytes of a client that sends slowly; its deadline stays
+        return self._take(thread, connection, parsed, data)
 
     def _shake_hands(self, thread: PoolThread, connection: Connection) -> bool:
         """TLS; as `_read`. It computes for a millisecond or more, so somebody else waits for events."""
@@ -456,7 +599,7 @@ class WSGIServer:
 
     def _client_done(self, thread: PoolThread, connection: Connection) -> bool:
         """The client sends no more."""
-        if connection.phase not in (HEAD, BODY):
+        if connection.phase not in (HEAD, BODY, TRAILERS):
             self._close(connection)
             return False
         events = connection.parser.eof()
@@ -518,7 +661,13 @@ class WSGIServer:
     def _await_more(self, connection: Connection) -> None:
         """A request has not come whole."""
         now = self._clock()
-        if connection.phase in (BODY, UNREAD):
+        if connection.parser.state is State.TRAILERS:
+            # They have the time of a head, and a byte now and then does not prolong it.
+            if connection.phase == BODY or connection.deadline == NEVER:
+                connection.deadline = now + (self.settings.header_timeout or NEVER)
+            if connection.phase == BODY:
+                connection.phase = TRAILERS
+        elif connection.phase in (BODY, UNREAD):
             connection.deadline = now + (self.settings.body_timeout or NEVER)
         elif connection.parser.is_idle:
             return
@@ -537,7 +686,7 @@ class WSGIServer:
         """A request has come whole: run it, or let it wait for a thread."""
         head = connection.head
         assert head is not None
-        if self._waiting or not thread.runs_handlers:
+        if self._queue.size or not thread.runs_handlers:
             return self._enqueue(connection)
         key = (head.method, head.path)
         environ = connection.make_environ(head)
@@ -553,9 +702,9 @@ class WSGIServer:
 
     def _enqueue(self, connection: Connection) -> bool:
         connection.deadline = NEVER
-        if self._waiting.is_full:
-            return self._answer(connection, 503, "too many requests wait", connection.head, retry_after=1)
-        self._waiting.add(connection, self._clock())
+        now = self._clock()
+        if not self._waiting.add(connection, now):
+            return self._shed(connection, self._waiting.retry_after_s(now), "queue_full", "too many requests wait")
         self.pool.job_waits()
         return False
 
@@ -566,6 +715,9 @@ class WSGIServer:
     ) -> bool:
         """Run the handler and send its response; as `_read`."""
         pool = self.pool
+        most = self._most
+        if most is not None and pool.stats().busy >= most:
+            return self._shed(connection, 1, "memory", self._most_reason)
         connection.deadline = NEVER
         connection.fresh = False
         quick = self._paces.is_quick(key)
@@ -574,16 +726,17 @@ class WSGIServer:
         began = self._clock()
         if began >= self._date_until:
             self._renew_date(began)
-        exchange = Exchange(connection, head, environ, began)
+        context = RequestContext(expires=began + self._timeout, latest=began + self._latest)
+        context.has_left = connection.is_left
+        exchange = Exchange(connection, head, environ, began, context)
         if connection.queued_at:
             exchange.queued = began - connection.queued_at
             connection.queued_at = 0.0
         thread.began = began
         thread.job = exchange
         thread.quick = quick
-        context = RequestContext()
         cpu_began = -1.0 if quick else time.thread_time()
-        self._context.copy().run(exchange.run, self._app, context)
+        self._context.copy().run(exchange.run, self._app, thread.interrupts)
         cpu_s = -1.0 if quick else time.thread_time() - cpu_began
         thread.quick = False
         thread.job = None
@@ -594,19 +747,8 @@ class WSGIServer:
         self._paces.note(key, ended - began - exchange.sending)
         if connection.gone_at and exchange.status < 500 and connection.has_left():
             exchange.status = CLIENT_CLOSED  # what was at hand was sent: it may have closed its sending side only
-        self._observer.count(
-            context,
-            method=head.method,
-            target=head.origin_form,
-            headers=head.headers,
-            status=exchange.status,
-            elapsed_s=ended - began,
-            evidence=MARKER_KEY not in environ,
-            rule=exchange.rule,
-            cpu_s=cpu_s,
-        )
-        if self._access is not None and not exchange.is_given_up:
-            self._write_line(self._access, exchange, environ, ended)
+        if not exchange.is_accounted:
+            self._account(exchange, ended, cpu_s)
         reader = connection.reader
         if reader is not None or connection.body is not None:
             connection.drop_body()
@@ -638,6 +780,25 @@ class WSGIServer:
             connection.deadline = ended + SECOND_LOOK
         self._watch(connection, ended)
         return True
+
+    def _account(self, exchange: Exchange, ended: float, cpu_s: float = -1.0) -> None:
+        """Put a request into the books and the access log."""
+        environ, head = exchange.environ, exchange.head
+        if exchange.timed_out:
+            exchange.status = 504
+        self._observer.count(
+            exchange.context,
+            method=head.method,
+            target=head.origin_form,
+            headers=head.headers,
+            status=exchange.status,
+            elapsed_s=ended - exchange.began,
+            evidence=MARKER_KEY not in environ,
+            rule=exchange.rule,
+            cpu_s=cpu_s,
+        )
+        if self._access is not None:
+            self._write_line(self._access, exchange, environ, ended)
 
     def _write_line(self, access: AccessLog, exchange: Exchange, environ: Environ, ended: float) -> None:
         head = exchange.head
@@ -724,9 +885,36 @@ class WSGIServer:
             return False
         return self._linger(connection)
 
+    def _shed(self, connection: Connection, retry_after_s: int, reason: str, words: str) -> bool:
+        """A request that does not begin; as `_answer`."""
+        self.refusals.count(reason)
+        self.refusals.note(connection.peer, f"503 {words}: {describe(connection.head)}")
+        return self._answer(connection, 503, words, connection.head, retry_after=retry_after_s)
+
+    def _shed_late(self, now: float) -> bool:
+        """Shed a request that has waited for too long, if there is one."""
+        if not self._queue.size:
+            return False
+        retry_after_s = self._waiting.retry_after_s(now)
+        late = self._waiting.take_late(now)
+        if late is None:
+            return False
+        if self._shed(late, retry_after_s, "queue_timeout", "no thread became free in time"):
+            self._return(late)
+        return True
+
+    def _abandon(self, connection: Connection) -> None:
+        """An error of ours while this thread had a connection: nobody else would close it."""
+        if connection.queued_at or self._idle.get(connection.fd) is connection:
+            return  # it is another thread's by now, or nobody's
+        if self._all.get(connection.fd) is connection:
+            self.refusals.count("internal_error")
+            connection.reset_on_close()
+            self._close(connection)
+
     def _lost(self, connection: Connection) -> None:
         """The connection broke while a request came."""
-        if connection.phase in (HEAD, BODY) and connection.head is not None:
+        if connection.phase in (HEAD, BODY, TRAILERS) and connection.head is not None:
             total = self._clock() - connection.began
             self.refusals.write_line(connection.peer, CLIENT_CLOSED, b"", connection.head, total)
         self._close(connection)
@@ -769,8 +957,8 @@ class WSGIServer:
     def _expired(self, connection: Connection, now: float) -> None:
         """The time of a connection that nobody else owns is over."""
         phase = connection.phase
-        if phase in (HEAD, BODY):
-            what = "head" if phase == HEAD else "body"
+        if phase in (HEAD, BODY, TRAILERS):
+            what = {HEAD: "head", BODY: "body", TRAILERS: "trailers"}[phase]
             self.refusals.note(connection.peer, f"408 the {what} of the request did not arrive in time")
             if self._answer(connection, 408, f"the {what} did not arrive in time", connection.head):
                 self._return(connection)
@@ -792,3 +980,8 @@ def _is_worth_knowing(head: RequestHead, connection: Connection) -> bool:
     if connection.is_tls:
         return False  # there may be another record, of which no event will tell, so each is followed by a look
     return head.keep_alive and head.upgrade is None and not connection.parser.buffered_bytes
+
+
+def describe(head: RequestHead | None) -> str:
+    """Method and path, for the log."""
+    return "" if head is None else f"{head.method} {head.path.decode('ascii', 'replace')}"

@@ -1,87 +1,120 @@
-"""Requests that have come whole and wait for a thread: first come, first served, and none for too long."""
+"""Requests that have come whole and wait for a thread: `Admission`, for many threads, and what is logged about it."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import traceback
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
 
+from jumpstart_server.envelope.admission import Admission
 from jumpstart_server.wsgi.connection import Connection
-from jumpstart_server.wsgi.pool import PoolThread
+from jumpstart_server.wsgi.pool import ThreadPool
 
 logger = logging.getLogger(__name__)
 
-BUSY_WARNING = 10.0  # seconds that a request may wait for a thread before the stacks of all are logged
+BUSY_WARNING = 10.0  # seconds that a request may wait for a thread before the stacks of all are logged; or overload
 BUSY_WARNING_PAUSE = 60.0
 STACKS = 10  # of handlers that run, in that warning
 
 
-class Waiting(deque[Connection]):
+class Waiting:
     """
-    The queue of one server; a deque, so that asking whether it is empty costs nothing.
+    The queue of one server. Every method may be called from any thread; `warn` from one at a time.
 
-    Every method may be called from any thread; `take_expired` and `warn` from one at a time.
+    Attributes:
+        queue: who waits, and the books; to be changed by the methods here only. Its `size` may be read by anybody.
     """
 
-    def __init__(self, limit: int, patience_s: float) -> None:
-        """
-        Args:
-            limit: most requests.
-            patience_s: how long one may wait, in seconds; 0 for ever.
-        """
-        super().__init__()
-        self._limit = limit
-        self._patience_s = patience_s
+    def __init__(self, limit: int, timeout_s: float) -> None:
+        """As of `Admission`."""
+        self.queue: Admission[Connection] = Admission(limit, timeout_s)
+        self._lock = threading.Lock()
         self._warned_at = -BUSY_WARNING_PAUSE
+        self._was_overloaded = False
+        self._overloaded_at = 0.0
+
+    def __len__(self) -> int:
+        return self.queue.size
 
     @property
-    def is_full(self) -> bool:
-        return len(self) >= self._limit
+    def room(self) -> int:
+        """How many more may wait."""
+        return max(0, self.queue.limit - self.queue.size)
 
-    def add(self, connection: Connection, now: float) -> None:
-        """Take over *connection*, which has a whole request."""
-        connection.queued_at = now
-        self.append(connection)
+    def __iter__(self) -> Iterator[Connection]:
+        """Those that wait now."""
+        with self._lock:
+            return iter(list(self.queue))
 
-    def take(self) -> Connection | None:
-        """The one that has waited longest, now the caller's."""
-        try:
-            return self.popleft()
-        except IndexError:
-            return None
+    def add(self, connection: Connection, now: float) -> bool:
+        """Take over *connection*, which has a whole request; False if too many wait, and it is still the caller's."""
+        connection.queued_at = now  # before another thread has it
+        with self._lock:
+            added = self.queue.offer(connection, now)
+        if not added:
+            connection.queued_at = 0.0
+        return added
 
-    def take_expired(self, now: float) -> Connection | None:
-        """The next one that has waited for too long, now the caller's."""
-        patience = self._patience_s
-        try:
-            if not patience or now - self[0].queued_at <= patience:
-                return None
-            connection = self.popleft()
-        except IndexError:
-            return None
-        if now - connection.queued_at > patience:
-            return connection
-        self.appendleft(connection)  # a thread has taken the first meanwhile
-        return None
+    def take(self, now: float) -> Connection | None:
+        """The one whose turn it is, now the caller's."""
+        with self._lock:
+            waiter = self.queue.take(now)
+        return None if waiter is None else waiter.item
+
+    def take_late(self, now: float) -> Connection | None:
+        """One that has waited for too long, now the caller's."""
+        with self._lock:
+            waiter = self.queue.take_late(now)
+        return None if waiter is None else waiter.item
+
+    def take_any(self) -> Connection | None:
+        """Anyone, now the caller's."""
+        with self._lock:
+            waiter = self.queue.take_any()
+        return None if waiter is None else waiter.item
+
+    def next_look(self, now: float) -> float:
+        """When to call `take_late` next, in seconds of the monotonic clock."""
+        with self._lock:
+            return self.queue.next_look(now)
+
+    def retry_after_s(self, now: float) -> int:
+        """When a client that is sent away may try again, in seconds."""
+        with self._lock:
+            return self.queue.retry_after_s(now)
 
     def oldest_wait_s(self, now: float) -> float:
-        """How long the first one has waited, in seconds; 0 if none does."""
-        try:
-            since = self[0].queued_at
-        except IndexError:
-            return 0.0
-        return max(now - since, 0.0) if since else 0.0  # 0 where a thread has just taken it
+        """How long the oldest one has waited, in seconds; 0 if none does."""
+        with self._lock:
+            return self.queue.oldest_wait_s(now)
 
-    def warn(self, now: float, jobs: Sequence[PoolThread]) -> None:
-        """Say where the handlers are when requests have waited for long, so that nobody needs to ask."""
+    def books(self) -> tuple[list[int], float]:
+        """How long requests have waited that got a thread: by `BUCKETS_S`, and the sum in seconds."""
+        with self._lock:
+            return self.queue.waits.copy(), self.queue.waits_sum_s
+
+    def warn(self, now: float, pool: ThreadPool) -> None:
+        """Say when overload begins and ends, and where the handlers are meanwhile, so that nobody needs to ask."""
+        is_overloaded = self.queue.is_overloaded
+        if is_overloaded != self._was_overloaded:
+            self._was_overloaded = is_overloaded
+            if is_overloaded:
+                self._overloaded_at = now
+            else:
+                logger.warning("the overload is over after %.1f s", now - self._overloaded_at)
+        if not self.queue.size or not pool.is_saturated or now - self._warned_at < BUSY_WARNING_PAUSE:
+            return
         waited = self.oldest_wait_s(now)
-        if waited < BUSY_WARNING or now - self._warned_at < BUSY_WARNING_PAUSE:
+        if waited < BUSY_WARNING and not is_overloaded:
             return
         self._warned_at = now
+        jobs = pool.jobs()
         frames = sys._current_frames()
-        text = [f"all {len(jobs)} threads are busy, {len(self)} requests wait, one for {waited:.0f} s"]
+        text = [f"all {len(jobs)} threads are busy, {self.queue.size} requests wait, one for {waited:.0f} s"]
+        if is_overloaded:
+            text[0] += "; overloaded: the newest are served first, and the others shed sooner"
         for thread in jobs[:STACKS]:
             frame = frames.get(thread.ident or 0)
             text.append(f"{thread.name}, for {now - thread.began:.1f} s")

@@ -1,0 +1,1 @@
+"""What both engines share of a tenant's envelope: its limits, and what happens when they are reached."""
