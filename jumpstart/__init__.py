@@ -10,6 +10,7 @@ from jumpstart.caches import cached
 from jumpstart.context import cold_event, is_warmup
 from jumpstart.deadlines import RequestTimeout, cancelled, deadline, extend_deadline
 from jumpstart.errors import JumpstartError
+from jumpstart.hooks import on_capture, on_restore
 from jumpstart.recorder import Recorder
 from jumpstart.records import Reason, Record, Tally
 
@@ -27,4 +28,6 @@ __all__ = [
     "deadline",
     "extend_deadline",
     "is_warmup",
+    "on_capture",
+    "on_restore",
 ]

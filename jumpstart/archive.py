@@ -4,14 +4,18 @@ The container of a profile: a ZIP archive that any tool opens, written the same 
 The archive comment, which is the last `COMMENT_BYTES` bytes of the file, is ``sha256:`` and the hex SHA-256 of all
 bytes before it, so that any damage shows.
 
-The reader is written for hostile bytes: it has its own ZIP parser (central directory only, no ZIP64, no encryption, no
-data descriptors), since `zipfile` builds objects for as many members as a file claims to have.
+The reader is written for hostile bytes: it has its own ZIP parser, since `zipfile` builds objects for as many members
+as a file claims to have. It takes one layout only, the one that `pack` writes: members end to end from the first byte,
+then the directory, then its end, then the comment. Nothing lies before, between or behind them, nothing overlaps, and
+each member's own header says what the directory says, so that every tool reads the same file. The reference is
+`docs/profile-format.md`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import stat
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
@@ -83,19 +87,18 @@ _END = struct.Struct("<4s4H2LH")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _STORED, _DEFLATED = 0, 8
-_ENCRYPTED_OR_STREAMED = 0x1 | 0x8  # flag bits: encrypted; sizes follow the data
 _MEMBER_NAME = re.compile(rb"manifest\.(json|sig)|sections/[a-z0-9][a-z0-9-]{0,63}\.(json|msgpack)")
 
 
 @dataclass(frozen=True)
 class ArchiveMember:
-    """What the central directory says; `size` when inflated, `packed` as stored, `offset` of its local header."""
+    """What the directory says; `size` when inflated, `packed` as stored, `begin` where its bytes begin in the file."""
 
     name: str
     method: int
     packed: int
     size: int
-    offset: int
+    begin: int
 
 
 def damaged(detail: str) -> ProfileRefusedError:
@@ -104,47 +107,64 @@ def damaged(detail: str) -> ProfileRefusedError:
 
 
 def read_directory(data: bytes, caps: Caps) -> dict[str, ArchiveMember]:
-    """Parse the central directory. Only names that a profile can have are accepted, each once."""
+    """Check the layout of the whole archive. Only names that a profile can have are accepted, each once."""
     end = data.rfind(b"PK\x05\x06", max(0, len(data) - _END.size - COMMENT_BYTES))
     if end < 0 or end + _END.size > len(data):
         raise damaged("not a profile, or cut short: there is no archive directory at its end")
-    _, _, _, _, count, directory_bytes, position, _ = _END.unpack_from(data, end)
+    _, disk, first_disk, here, count, directory_bytes, position, comment_bytes = _END.unpack_from(data, end)
     if count > caps.sections + 2:
         raise ProfileRefusedError(Reason.TOO_LARGE, f"{count} members, {caps.sections + 2} are allowed")
-    if position + directory_bytes > end:
-        raise damaged("the archive directory lies outside the file")
-    limit = position + directory_bytes
+    if disk or first_disk or here != count:
+        raise damaged("the archive is one part of several")
+    if position + directory_bytes != end:
+        raise damaged("the archive directory does not lie where it says")
+    if end + _END.size + comment_bytes < len(data):
+        raise damaged("something follows the archive")
     members: dict[str, ArchiveMember] = {}
+    free = 0  # where the next member begins, since they come in the order of the directory
     for _ in range(count):
-        member, position = _member(data, position, limit)
+        member, position, free = _member(data, position, end, free)
         if member.name in members:
             raise damaged(f"the archive has {member.name!r} twice")
         members[member.name] = member
-    if position != limit:
+    if position != end:
         raise damaged("the archive directory has another length than it says")
+    if free != end - directory_bytes:
+        raise damaged("something lies between the members and the archive directory")
     total = sum(member.size for member in members.values())
     if total > caps.total_bytes:
         raise ProfileRefusedError(Reason.TOO_LARGE, f"{total} bytes when inflated, {caps.total_bytes} are allowed")
     return members
 
 
-def _member(data: bytes, position: int, limit: int) -> tuple[ArchiveMember, int]:
-    """Parse one entry of the central directory; return it and where the next one begins."""
+def _member(data: bytes, position: int, limit: int, offset: int) -> tuple[ArchiveMember, int, int]:
+    """Parse one entry of the directory, of the member at *offset*; return where the next entry and member begin."""
     if position + _ENTRY.size > limit:
         raise damaged("the archive directory is cut short")
     entry = _ENTRY.unpack_from(data, position)
     magic, flags, method = entry[0], entry[3], entry[4]
     packed, size, name_bytes, extra_bytes, comment_bytes = entry[8:13]
     begin = position + _ENTRY.size
-    following = begin + name_bytes + extra_bytes + comment_bytes
+    following = begin + name_bytes
     if magic != b"PK\x01\x02" or following > limit:
         raise damaged("the archive directory is damaged")
-    name = data[begin : begin + name_bytes]
+    name = data[begin:following]
     if not _MEMBER_NAME.fullmatch(name):
         raise damaged(f"the archive has a member that is not ours: {name[:100]!r}")
-    if flags & _ENCRYPTED_OR_STREAMED or method not in (_STORED, _DEFLATED):
-        raise damaged(f"{name.decode()} is stored in a way that profiles do not use")
-    return ArchiveMember(name.decode(), method, packed, size, entry[16]), following
+    label = name.decode()
+    # Flags: encrypted, sizes after the data, names in other encodings. Extra fields: ZIP64, other names, other owners.
+    if flags or extra_bytes or comment_bytes or entry[13] or method not in (_STORED, _DEFLATED):
+        raise damaged(f"{label} is stored in a way that profiles do not use")
+    if stat.S_IFMT(entry[15] >> 16) not in (0, stat.S_IFREG):
+        raise damaged(f"{label} is no regular file")
+    content = offset + _LOCAL.size + name_bytes
+    if entry[16] != offset or content + packed > limit:
+        raise damaged(f"{label} does not lie where the one before it ends")
+    local = _LOCAL.unpack_from(data, offset)
+    # From the version that is needed to the lengths of name and extra field, both headers have the same fields.
+    if local[0] != b"PK\x03\x04" or local[1:] != entry[2:12] or data[offset + _LOCAL.size : content] != name:
+        raise damaged(f"{label} has a header of its own that differs from the archive directory")
+    return ArchiveMember(label, method, packed, size, content), following, content + packed
 
 
 def needed(members: Mapping[str, ArchiveMember], name: str) -> ArchiveMember:
@@ -163,13 +183,7 @@ def inflate(data: bytes, member: ArchiveMember, cap: int, caps: Caps) -> bytes:
         raise ProfileRefusedError(
             Reason.TOO_LARGE, f"{member.name}: {member.size} bytes out of {member.packed}; that is a ZIP bomb"
         )
-    if member.offset + _LOCAL.size > len(data):
-        raise damaged(f"{member.name} lies outside the file")
-    header = _LOCAL.unpack_from(data, member.offset)
-    begin = member.offset + _LOCAL.size + int(header[9]) + int(header[10])
-    if header[0] != b"PK\x03\x04" or begin + member.packed > len(data):
-        raise damaged(f"{member.name} lies outside the file")
-    packed = memoryview(data)[begin : begin + member.packed]
+    packed = memoryview(data)[member.begin : member.begin + member.packed]
     if member.method == _STORED:
         content, whole = bytes(packed), True
     else:

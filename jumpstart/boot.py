@@ -21,21 +21,19 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from jumpstart.errors import ColdBootRefusedError, ConfigError, ProfileRefusedError
-from jumpstart.profile import Profile, Trust, read_profile
+from jumpstart.profile import Profile, Trust
 from jumpstart.recorder import Recorder, WarmSettings
 from jumpstart.recorders import RecorderSet
-from jumpstart.records import Dropped, Reason, Record, Tally, merge, merge_valid
+from jumpstart.records import Dropped, Reason, Record, Tally, merge, merge_valid, split_valid
 from jumpstart.report import BootReport, Refusal, Stopwatch, section_report
 from jumpstart.runtime import digest, runtime_key
 from jumpstart.target import DEFAULT_ATTRIBUTES, Interface, detect_interface, load_app, parse_target
-from jumpstart.trust import KeyRing
 from jumpstart.warmstart import StoredState, WarmStartCache
 
 logger = logging.getLogger(__name__)
@@ -49,7 +47,13 @@ class BootSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: the app's name in profiles and in the warm-start cache; by default target and folder.
-        profile: path of a profile file, or "".
+        profile: a profile file, or a store of profiles (a folder or URL), or "".
+        build: the operator's id of this build; "" is told from the app's sources, where a store is asked.
+        copies: folder of the local copies of stores, or "" to keep none.
+        fetch_timeout_s: for a store.
+        profile_seed: of the choice among equal profiles; "" is another one each time.
+        ledger: folder of the boot ledger, or "" to do without.
+        server, generation: who boots, as the ledger knows it; without a server there is no ledger.
         warm_start: folder of the host's warm-start cache, or "" to do without.
         keys: folder of the key ring.
         max_age_s: of a profile.
@@ -63,6 +67,13 @@ class BootSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     tenant: str = "web"
     profile: str = ""
+    build: str = ""
+    copies: str = ""
+    fetch_timeout_s: float = 10
+    profile_seed: str = ""
+    ledger: str = ""
+    server: str = ""
+    generation: int = 0
     trust: Trust = "signed"
     max_age_s: float = 86_400
     warm_start: str = ""
@@ -70,6 +81,11 @@ class BootSettings(msgspec.Struct, frozen=True, kw_only=True):
     require_warm: bool = False
     restore_timeout_s: float = 30
     warm: WarmSettings = WarmSettings()
+
+    @property
+    def app(self) -> str:
+        """The app's name in stores."""
+        return self.name or full_target(self.target)
 
     @property
     def state_key(self) -> str:
@@ -99,7 +115,8 @@ class WarmState:
         sections: the same as one list, each key once.
         sources: in words, for the report.
         refusals: what was found and may not be used.
-        unkept: of these, that there is no place to keep anything for the next start; costs this boot nothing.
+        passed: of these, what costs this boot nothing where records are used all the same: a store that is down and
+            was fetched before, a profile that another was chosen for, no place to keep anything for the next start.
     """
 
     def __init__(self, disabled: Sequence[str] = ()) -> None:
@@ -109,10 +126,15 @@ class WarmState:
         self.malformed: dict[str, list[Dropped]] = {}
         self.sources: list[str] = []
         self.refusals: list[Refusal] = []
-        self.unkept: Refusal | None = None
+        self.passed: list[Refusal] = []
 
     def refuse(self, where: str, reason: Reason, detail: str = "") -> None:
         self.refusals.append(Refusal(where, reason, detail))
+
+    def pass_over(self, refusal: Refusal) -> None:
+        """Note a refusal that is one of `passed`."""
+        self.refusals.append(refusal)
+        self.passed.append(refusal)
 
     def add(self, name: str, records: Sequence[Record], malformed: Sequence[Dropped]) -> None:
         """Add a section. Its records come after those that are there; of one key, the last valid one is used."""
@@ -125,6 +147,10 @@ def find_state(settings: BootSettings, recorders: RecorderSet) -> WarmState:
     """Read the profile and the warm-start cache that *settings* name. Never raises for what is wrong with them."""
     state = WarmState(settings.warm.disabled)
     if settings.profile:
+        if settings.trust == "any":
+            detail = "--trust any: profiles are used whoever made them, and the code that is in them is run"
+            logger.warning("%s; say --trust signed, and `jumpstart keys trust` those who may make profiles", detail)
+            state.refuse("trust", Reason.UNCHECKED, detail)
         _find_profile(settings, recorders, state)
     if settings.warm_start:
         _find_warm_start(settings, recorders, state)
@@ -132,18 +158,35 @@ def find_state(settings: BootSettings, recorders: RecorderSet) -> WarmState:
 
 
 def _find_profile(settings: BootSettings, recorders: RecorderSet, state: WarmState) -> None:
-    path = Path(settings.profile)
-    where = f"profile {path.name}"
-    try:
-        profile = read_profile(
-            path,
-            trust=settings.trust,
-            verify=KeyRing(Path(settings.keys)).verify,
-            now=datetime.now(UTC),
-            max_age=timedelta(seconds=settings.max_age_s),
-        )
-    except ProfileRefusedError as error:
-        state.refuse(where, error.reason, error.detail)
+    from jumpstart.provision import Wanted, provide  # a boot without a profile does not pay for it
+
+    def share(profile: Profile) -> float:
+        _add_to_path(settings.app_dir)  # which records apply is a question to the app's files
+        return share_that_applies(profile, recorders)
+
+    wanted = Wanted(
+        source=settings.profile,
+        app=settings.app,
+        tenant=settings.tenant,
+        app_dir=settings.app_dir,
+        build=settings.build,
+        keys=settings.keys,
+        trust=settings.trust,
+        max_age_s=settings.max_age_s,
+        fetch_timeout_s=settings.fetch_timeout_s,
+        copies=settings.copies,
+        ledger=settings.ledger,
+        ledger_key=settings.state_key,
+        server=settings.server,
+        generation=settings.generation,
+        seed=settings.profile_seed,
+    )
+    found = provide(wanted, share)
+    state.refusals += found.refusals
+    for refusal in found.passed:
+        state.pass_over(refusal)
+    profile, where = found.profile, found.where
+    if profile is None:
         return
     state.sources.append(where)
     for refusal in profile.refusals:
@@ -152,6 +195,24 @@ def _find_profile(settings: BootSettings, recorders: RecorderSet, state: WarmSta
     if full_target(theirs) != full_target(settings.target):
         state.refuse(where, Reason.OTHER_APP, f"made from {theirs}, this is {settings.target}; what applies is used")
     _offer_profile(profile, where, recorders, state)
+
+
+def share_that_applies(profile: Profile, recorders: RecorderSet) -> float:
+    """The share of the records of *profile* whose recorder is here and whose dependencies are unchanged."""
+    total = applying = 0
+    for info in profile.manifest.sections:
+        total += info.records
+        recorder = recorders.get(info.recorder)
+        if recorder is None or recorder.version != info.version or info.recorder not in profile.sections:
+            continue
+        if recorder.needs_trust and not profile.trusted:
+            continue
+        try:
+            records, _ = profile.records(info.recorder)
+        except ProfileRefusedError:
+            continue
+        applying += len(split_valid(records, digest, Tally()))
+    return applying / total if total else 0.0
 
 
 def _offer_profile(profile: Profile, where: str, recorders: RecorderSet, state: WarmState) -> None:
@@ -202,10 +263,8 @@ def _find_warm_start(settings: BootSettings, recorders: RecorderSet, state: Warm
         problem = cache.why_not_writable()
         if problem is not None:
             remedy = "make it writable, point JUMPSTART_HOME somewhere else, or say --no-warm-start"
-            state.unkept = Refusal(
-                where, Reason.UNREADABLE, f"nothing can be kept for the next start: {problem}; {remedy}"
-            )
-            state.refusals.append(state.unkept)
+            detail = f"nothing can be kept for the next start: {problem}; {remedy}"
+            state.pass_over(Refusal(where, Reason.UNREADABLE, detail))
         return
     state.sources.append(where)
     for refusal in stored.refusals:
@@ -283,9 +342,14 @@ class Booted:
         )
 
 
-def boot(settings: BootSettings, recorders: RecorderSet, stopwatch: Stopwatch) -> Booted:
+def boot(
+    settings: BootSettings, recorders: RecorderSet, stopwatch: Stopwatch, state: WarmState | None = None
+) -> Booted:
     """
     Boot the app of *settings*, from whatever warm state there is. The garbage collector is off afterwards.
+
+    Args:
+        state: what `find_state` found, where this process may not look any more: it has dropped its privileges.
 
     Raises:
         ConfigError, AppLoadError: the app cannot be loaded.
@@ -293,7 +357,7 @@ def boot(settings: BootSettings, recorders: RecorderSet, stopwatch: Stopwatch) -
     """
     gc.disable()  # 3 to 27 % of an import; the caller freezes and enables it
     with stopwatch.span("find warm state"):
-        state = find_state(settings, recorders)
+        state = state or find_state(settings, recorders)
     tallies = {name: Tally() for name in state.sections}
     with stopwatch.span("check records"):
         _add_to_path(settings.app_dir)
@@ -315,7 +379,7 @@ def boot(settings: BootSettings, recorders: RecorderSet, stopwatch: Stopwatch) -
         recorders.restore(app, valid, tallies)
     booted = Booted(app, interface, settings, recorders, state, tallies, valid, stopwatch)
     if settings.require_warm:
-        _require_warm(booted.report(), state.unkept)
+        _require_warm(booted.report(), state.passed)
     return booted
 
 
@@ -341,10 +405,11 @@ def _deadline(settings: BootSettings) -> float | None:
     return time.monotonic() + settings.restore_timeout_s if settings.restore_timeout_s else None
 
 
-def _require_warm(report: BootReport, unkept: Refusal | None) -> None:
-    refusals = [refusal for refusal in report.refusals if refusal.reason is not Reason.DISABLED]  # the operator's wish
+def _require_warm(report: BootReport, passed: Sequence[Refusal]) -> None:
+    wishes = (Reason.DISABLED, Reason.UNCHECKED)  # the operator's own
+    refusals = [refusal for refusal in report.refusals if refusal.reason not in wishes]
     if report.used:
-        refusals = [refusal for refusal in refusals if refusal is not unkept]  # about the next start, not this one
+        refusals = [refusal for refusal in refusals if refusal not in passed]
     if refusals:
         reasons = "\n".join(f"  {refusal}" for refusal in refusals)
         raise ColdBootRefusedError(f"--require-warm: this boot would not be warm\n{reasons}")

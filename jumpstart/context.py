@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
+import msgspec
+
 MAX_EVENTS = 1000  # per request; a first request of a large app imports a few hundred modules
 
 
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False, kw_only=True):
     """
     One request in flight.
 
@@ -30,16 +32,13 @@ class RequestContext:
         has_left: whether its client has gone away; None where nobody can tell.
     """
 
-    __slots__ = ("events", "expires", "has_left", "imports", "is_stopped", "latest", "warmup")
-
-    def __init__(self, *, warmup: bool = False, expires: float = math.inf, latest: float = math.inf) -> None:
-        self.warmup = warmup
-        self.expires = expires
-        self.latest = latest
-        self.is_stopped = False
-        self.has_left: Callable[[], bool] | None = None
-        self.events: list[tuple[str, str]] = []
-        self.imports: list[str] = []
+    warmup: bool = False
+    expires: float = math.inf
+    latest: float = math.inf
+    is_stopped: bool = False
+    has_left: Callable[[], bool] | None = None
+    events: list[tuple[str, str]] = []
+    imports: list[str] = []
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("jumpstart_request", default=None)

@@ -40,6 +40,11 @@ class HostPaths:
         return self.cache / "warm-start"
 
     @property
+    def profiles(self) -> Path:
+        """The folder of the local copies of stores of profiles."""
+        return self.cache / "profiles"
+
+    @property
     def keys(self) -> Path:
         """The folder of the key ring."""
         return self.config / "keys"

@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from jumpstart import files
 from jumpstart._version import __version__
 from jumpstart.archive import (
     DEFAULT,
+    MIB,
     ArchiveMember,
     Caps,
     inflate,
@@ -44,16 +45,25 @@ from jumpstart.trust import Signature
 FORMAT = 1
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
+# A value of one byte becomes an object of up to 70: by these limits a section takes up some 200 MB at most.
+MAX_VALUES = 2_000_000  # in the records of a section; the largest documents that frameworks make have some 100,000
+SMALL_MSGPACK = 2 * MIB  # counting would cost a small section more than it guards against
 FUTURE_TOLERANCE = timedelta(minutes=5)  # clocks of a fleet differ by seconds
 
 Encoding = Literal["json", "msgpack"]
-Trust = Literal["signed", "data-only"]
+Trust = Literal["signed", "data-only", "any"]
+"""
+Whose profiles are used: those by trusted keys (``signed``); others too, but without the sections that hold code or
+pickles (``data-only``); everybody's, with all that is in them (``any``, which `boot` complains of each time).
+"""
 Sign = Callable[[bytes], Signature]
 Verify = Callable[[bytes, Signature], None]
 
 RecorderName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,63}\Z")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+MAX_TEXT = 1000  # characters of a text in a manifest
+MAX_VERSIONS = 5000  # installed distributions that a manifest names
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -83,12 +93,14 @@ class AppInfo(msgspec.Struct, frozen=True, kw_only=True):
         target: such as ``shop.web:app``.
         build: the operator's build id, or "".
         sources, distributions: digests, see `jumpstart.runtime`.
+        versions: of the installed distributions, by name; for people.
     """
 
     target: _Text
     build: _Text = ""
     sources: _Text = ""
     distributions: _Text = ""
+    versions: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=MAX_VERSIONS)] = {}
 
 
 class Seeding(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,13 +136,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: hex of a UUID4.
         created: UTC.
-        producer: such as ``jumpstart 0.1.0``; says nothing about the host.
+        producer: such as ``jumpstart 0.1.0``.
+        host: name of the host that it was made on, for the operator: nothing is decided by it.
     """
 
     format: int
     id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
     created: Annotated[datetime, msgspec.Meta(tz=True)]
     producer: _Text
+    host: _Text = ""
     runtime: RuntimeKey
     app: AppInfo
     tenant: _Text
@@ -163,7 +177,7 @@ class Profile:
 
     Attributes:
         signed_by: id of the trusted key that signed it, or None.
-        trusted: whether recorders that need trust may be given their sections.
+        trusted: whether recorders that need trust may be given their sections: it is signed, or anybody is trusted.
         sections: the sections that are whole, by recorder name.
         refusals: what is wrong with the rest.
     """
@@ -225,17 +239,12 @@ def decode_section(data: bytes, encoding: Encoding, limit: int) -> tuple[list[Re
     Decode the bytes of a section. A malformed record costs only itself; its key in the second list is its position.
 
     Raises:
-        ProfileRefusedError: it is no array at all (`Reason.MALFORMED`), or of over *limit* records.
+        ProfileRefusedError: it is no array at all (`Reason.MALFORMED`), of over *limit* records, or of so many values
+            that they would take up far more memory than the section's bytes do.
     """
-    try:
-        if encoding == "json":
-            items = msgspec.json.decode(data, type=list[msgspec.Raw])
-        else:
-            items = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-        raise ProfileRefusedError(Reason.MALFORMED, f"the section is not a {encoding} array: {error}") from error
-    if len(items) > limit:
-        raise ProfileRefusedError(Reason.TOO_LARGE, f"the section has {len(items)} records, {limit} are allowed")
+    items: Sequence[bytes | msgspec.Raw] = (
+        _split_json(data, limit) if encoding == "json" else _split_msgpack(data, limit)
+    )
     decoder = msgspec.json.Decoder(Record) if encoding == "json" else msgspec.msgpack.Decoder(Record)
     records: list[Record] = []
     dropped: list[Dropped] = []
@@ -254,7 +263,71 @@ def decode_section(data: bytes, encoding: Encoding, limit: int) -> tuple[list[Re
     return records, dropped
 
 
+def _split_json(data: bytes, limit: int) -> list[bytes]:
+    """The records of a JSON array, one on each line."""
+    if len(data) < 2 or data[:1] != b"[" or data[-1:] != b"]":
+        raise ProfileRefusedError(Reason.MALFORMED, "the section is not a json array with one record on each line")
+    _check_count(data.count(b"\n") + 1, limit)
+    # Each value but the first of an array or object has a comma before it; those inside texts count too.
+    _check_values(data.count(b",") + data.count(b"[") + data.count(b"{"))
+    return data[1:-1].split(b",\n") if len(data) > 2 else []
+
+
+def _split_msgpack(data: bytes, limit: int) -> list[msgspec.Raw]:
+    """The records of a msgpack array, each still encoded."""
+    if data[:1] != b"\xdd" or len(data) < 5:  # "array 32", as `encode_section` writes it
+        raise ProfileRefusedError(Reason.MALFORMED, "the section is not a msgpack array of 32 bits")
+    _check_count(int.from_bytes(data[1:5], "big"), limit)
+    if len(data) > SMALL_MSGPACK:
+        _check_values(count_msgpack_values(data, MAX_VALUES))
+    try:
+        return msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+        raise ProfileRefusedError(Reason.MALFORMED, f"the section is not a msgpack array: {error}") from error
+
+
+def _check_count(count: int, limit: int) -> None:
+    if count > limit:
+        raise ProfileRefusedError(Reason.TOO_LARGE, f"the section has {count} records, {limit} are allowed")
+
+
+def _check_values(count: int) -> None:
+    if count > MAX_VALUES:
+        raise ProfileRefusedError(Reason.TOO_LARGE, f"the section has over {MAX_VALUES} values in its records")
+
+
+_MSGPACK_FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_MSGPACK_FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions: their type, and 1 to 16 bytes
+_MSGPACK_SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
+_MSGPACK_SIZED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
+_MSGPACK_NESTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+
+
+def count_msgpack_values(data: bytes, limit: int) -> int:
+    """Count the values in *data*, up to a little more than *limit*, without making any. What is malformed ends it."""
+    position, count, end = 0, 0, len(data)
+    while position < end and count <= limit:
+        count += 1
+        kind = data[position]
+        position += 1
+        if 0xA0 <= kind <= 0xBF:
+            position += kind & 0x1F
+        elif kind in _MSGPACK_FIXED:
+            position += _MSGPACK_FIXED[kind]
+        elif kind in _MSGPACK_SIZED:
+            width, more = _MSGPACK_SIZED[kind]
+            position += width + int.from_bytes(data[position : position + width], "big") + more
+        elif kind in _MSGPACK_NESTED:
+            position += _MSGPACK_NESTED[kind][0]
+    return count
+
+
 # -- writing --
+
+
+def is_plain(text: str) -> bool:
+    """Whether a manifest may hold *text* as the name or version of a distribution: metadata may be anything."""
+    return text.isascii() and text.isprintable() and len(text) <= MAX_TEXT
 
 
 def new_manifest(
@@ -274,6 +347,7 @@ def new_manifest(
         id=uuid.uuid4().hex,
         created=now.astimezone(UTC),
         producer=f"jumpstart {__version__}",
+        host=os.uname().nodename[:MAX_TEXT],
         runtime=runtime_key(),
         app=app,
         tenant=tenant,
@@ -314,26 +388,10 @@ def pack_profile(manifest: Manifest, sections: Mapping[str, bytes], sign: Sign) 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write the bytes of a profile as `write_profile` does; raises ConfigError like it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        try:
-            # Mode as for any output file: who may read a profile is for the umask to say.
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        # Mode as for any output file: who may read a profile is for the umask to say.
+        files.sweep(path.parent)
+        files.replace(path, data)
     except OSError as error:
         raise ConfigError(
             f"cannot write the profile {path}: {error.strerror}; make room or choose another folder"
@@ -356,18 +414,19 @@ def read_profile(
     Read and check a profile file; sections that are damaged are left out and noted.
 
     *verify* raises ProfileRefusedError for a signature that is not to be trusted (`KeyRing.verify`). With
-    ``trust="data-only"`` such files, and unsigned ones, are accepted as not `Profile.trusted`. *now* must be aware;
-    *max_age* None is any age.
+    ``trust="data-only"`` such files, and unsigned ones, are accepted as not `Profile.trusted`, with ``trust="any"`` as
+    if they were. *now* must be aware; *max_age* None is any age.
 
     Raises:
         ProfileRefusedError: the file as a whole may not be used. No other exception, whatever the bytes are.
     """
     return parse_profile(
-        _read_file(path, caps.file_bytes), trust=trust, verify=verify, now=now, max_age=max_age, caps=caps
+        read_bytes(path, caps.file_bytes), trust=trust, verify=verify, now=now, max_age=max_age, caps=caps
     )
 
 
-def _read_file(path: Path, limit: int) -> bytes:
+def read_bytes(path: Path, limit: int = DEFAULT.file_bytes) -> bytes:
+    """Return the bytes of a regular file; raises ProfileRefusedError as `read_profile` does, of over *limit* too."""
     try:
         # Symbolic links are followed: "latest" is often one, and the signature decides, not the path. Without
         # O_NONBLOCK opening a FIFO would wait for a writer.
@@ -419,7 +478,7 @@ def parse_profile(
             sections[info.recorder] = Section(info, _section_bytes(data, members, info, caps))
         except ProfileRefusedError as error:
             refusals.append(Refusal(f"section {info.recorder}", error.reason, error.detail))
-    return Profile(manifest, signed_by, signed_by is not None, sections, refusals, caps.records)
+    return Profile(manifest, signed_by, signed_by is not None or trust == "any", sections, refusals, caps.records)
 
 
 def _check_signature(
@@ -431,13 +490,13 @@ def _check_signature(
     caps: Caps,
     refusals: list[Refusal],
 ) -> str | None:
-    """Return the id of the trusted key; without one, raise or, for data only, note it."""
+    """Return the id of the trusted key; without one, raise or, where that is allowed, note it."""
     try:
         member = members.get(SIGNATURE)
         if member is None:
             raise ProfileRefusedError(Reason.UNSIGNED, "the profile has no signature")
         try:
-            signature = msgspec.json.decode(inflate(data, member, caps.signature_bytes, caps), type=Signature)
+            signature = _decode_object(inflate(data, member, caps.signature_bytes, caps), Signature)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProfileRefusedError(Reason.BAD_SIGNATURE, f"the signature is malformed: {error}") from error
         try:
@@ -447,7 +506,10 @@ def _check_signature(
     except ProfileRefusedError as error:
         if trust == "signed":
             raise
-        refusals.append(Refusal("signature", error.reason, error.detail))
+        if trust == "any":
+            refusals.append(Refusal("signature", Reason.UNCHECKED, f"taken all the same: {error}"))
+        else:
+            refusals.append(Refusal("signature", error.reason, error.detail))
         return None
     return signature.key
 
@@ -456,10 +518,32 @@ class _Format(msgspec.Struct):
     format: int
 
 
+_T = TypeVar("_T")
+
+
+def _decode_object(encoded: bytes, kind: type[_T]) -> _T:
+    """
+    Decode JSON, refusing objects that name a field twice: readers differ in which of the two they take.
+
+    Raises:
+        MsgspecError, ValueError, RecursionError: it is not JSON, or not of that *kind*.
+    """
+    import json
+
+    json.loads(encoded.decode(), object_pairs_hook=_unique_fields)  # of bytes, it would take UTF-16 too
+    return msgspec.json.decode(encoded, type=kind)
+
+
+def _unique_fields(pairs: list[tuple[str, object]]) -> None:
+    if len({name for name, _ in pairs}) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)[:100]!r} comes twice")
+
+
 def _parse_manifest(encoded: bytes, caps: Caps) -> Manifest:
     try:
         # The version first: another version's manifest may have any shape.
-        version = msgspec.json.decode(encoded, type=_Format).format
+        version = _decode_object(encoded, _Format).format
         if version != FORMAT:
             raise ProfileRefusedError(Reason.FORMAT, f"format {version}; this Jumpstart reads format {FORMAT}")
         manifest = msgspec.json.decode(encoded, type=Manifest)

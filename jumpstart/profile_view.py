@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from jumpstart.errors import ProfileRefusedError
 from jumpstart.profile import Profile
 from jumpstart.records import Record
+from jumpstart.trust import TrustedKey
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
     fields = []
     for label, first, second in (
         ("producer", a.manifest.producer, b.manifest.producer),
+        ("host", a.manifest.host, b.manifest.host),
         ("tenant", a.manifest.tenant, b.manifest.tenant),
         *_struct_fields("runtime", a.manifest.runtime, b.manifest.runtime),
         *_struct_fields("app", a.manifest.app, b.manifest.app),
+        *_version_fields(a.manifest.app.versions, b.manifest.app.versions),
     ):
         if first != second:
             fields.append((label, first, second))
@@ -62,7 +65,12 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
 
 
 def _struct_fields(prefix: str, a: msgspec.Struct, b: msgspec.Struct) -> list[tuple[str, str, str]]:
-    return [(f"{prefix}.{name}", str(getattr(a, name)), str(getattr(b, name))) for name in a.__struct_fields__]
+    names = [name for name in a.__struct_fields__ if name != "versions"]
+    return [(f"{prefix}.{name}", str(getattr(a, name)), str(getattr(b, name))) for name in names]
+
+
+def _version_fields(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    return [(f"app.versions.{name}", a.get(name, "none"), b.get(name, "none")) for name in sorted(a.keys() | b.keys())]
 
 
 def _by_key(profile: Profile, name: str) -> dict[str, Record]:
@@ -90,15 +98,24 @@ def describe_diff(diff: ProfileDiff) -> list[str]:
     return lines
 
 
-def describe(profile: Profile, *, verbose: bool = False) -> list[str]:
-    """Return the lines of `jumpstart profile show`: all that is inside; with *verbose* also what each record holds."""
+def describe(profile: Profile, *, verbose: bool = False, keys: Mapping[str, TrustedKey] | None = None) -> list[str]:
+    """
+    Return the lines of `jumpstart profile show`: all that is inside.
+
+    Args:
+        verbose: also what each record holds.
+        keys: the trusted keys by id, to say whose the signature is.
+    """
     manifest = profile.manifest
+    signer = (keys or {}).get(profile.signed_by or "")
     signed = f"key {profile.signed_by}" if profile.signed_by else "nobody that is trusted here"
+    if signer is not None:
+        signed += f" ({signer.name})"
     coverage = manifest.seeding.warm_coverage
     lines = [
         f"id: {manifest.id}",
         f"created: {manifest.created.isoformat()}",
-        f"producer: {_shown(manifest.producer)}",
+        f"producer: {_shown(manifest.producer)}" + (f" on {_shown(manifest.host)}" if manifest.host else ""),
         f"signed by: {_shown(signed)}",
         f"app: {_shown(manifest.app.target)}",
         *(
@@ -116,6 +133,8 @@ def describe(profile: Profile, *, verbose: bool = False) -> list[str]:
         f"{manifest.seeding.duration_s:.1f} s, "
         + ("no real requests" if coverage is None else f"warm coverage {coverage:.1%}"),
     ]
+    if verbose:
+        lines.extend(f"made with: {_shown(f'{name} {text}')}" for name, text in manifest.app.versions.items())
     if manifest.validation is not None:
         proof = manifest.validation
         lines.append(

@@ -29,10 +29,15 @@ class Reason(enum.StrEnum):
     TOO_LARGE = "too-large"  # over a cap on bytes, members or records
     UNSIGNED = "unsigned"
     UNKNOWN_KEY = "unknown-key"  # signed, by a key that this host does not trust
+    REVOKED_KEY = "revoked-key"  # signed, by a key that this host does not trust any more
     BAD_SIGNATURE = "bad-signature"
     TOO_OLD = "too-old"
     FROM_THE_FUTURE = "from-the-future"
     UNSAFE_OWNER = "unsafe-owner"  # a cache folder that others own or may write
+    UNCHECKED = "unchecked"  # used, whoever made it: `--trust any` was given
+    STORE_UNREACHABLE = "store-unreachable"  # the store did not answer, or not in time
+    CRASHED = "crashed"  # a process that was loading it died on this host; the boot ledger says so
+    OUTVOTED = "outvoted"  # it crashed several other hosts
     # a file or a section
     OTHER_RUNTIME = "other-runtime"  # another Python, platform or machine
     OTHER_APP = "other-app"  # nothing wrong with it; what applies is used

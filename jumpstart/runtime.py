@@ -16,7 +16,7 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -322,18 +322,24 @@ def _source_files(app_dir: Path) -> Iterator[Path]:
         yield from (here / name for name in sorted(names) if name.endswith(".py"))
 
 
-def distributions_digest() -> str:
-    """Return a digest of all installed distributions' names and versions; those without metadata are left out."""
+def installed_distributions() -> list[tuple[str, str]]:
+    """Return normalised names and versions of all installed distributions; those without metadata are left out."""
     import importlib.metadata
 
     installed = set()
     for distribution in importlib.metadata.distributions():
         try:
             name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-            installed.add(f"{name}=={distribution.version}")
+            installed.add((name, distribution.version))
         except Exception as error:  # a half-removed package has no metadata file; what it raises differs by version
             logger.debug("a distribution without readable metadata is left out: %r", error)
-    return "sha256:" + hashlib.sha256("\n".join(sorted(installed)).encode("utf-8", "surrogateescape")).hexdigest()
+    return sorted(installed)
+
+
+def distributions_digest(installed: Iterable[tuple[str, str]]) -> str:
+    """Return a digest of what `installed_distributions` has returned."""
+    lines = sorted(f"{name}=={version}" for name, version in installed)
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def is_app_module(module: ModuleType | str, app_dir: Path) -> bool:

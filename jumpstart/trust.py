@@ -1,7 +1,8 @@
 """
 Who may produce profiles for this host: an Ed25519 key of its own, and the public keys that the operator trusts.
 
-The folder of a key ring holds ``own.pem`` (PKCS8, mode 0600) and ``trusted/NAME.pub`` (SubjectPublicKeyInfo, PEM).
+The folder of a key ring holds ``own.pem`` (PKCS8, mode 0600), ``trusted/NAME.pub`` (SubjectPublicKeyInfo, PEM), and
+``revoked/ID.pub``, which wins: a revoked key stays so when somebody puts it among the trusted ones again.
 A key's id is the first 16 hex digits of the SHA-256 of its 32 raw public bytes. `DOMAIN` is put before every message,
 so that a signature over a manifest can never be taken for one over something else.
 """
@@ -88,6 +89,7 @@ class KeyRing:
         self._folder = folder
         self._own = folder / "own.pem"
         self._trusted = folder / "trusted"
+        self._revoked = folder / "revoked"
 
     def own_key(self) -> Ed25519PrivateKey:
         """
@@ -149,37 +151,59 @@ class KeyRing:
             public = _load_public(pem)
         except ValueError as error:
             raise ConfigError(f"{source} is not an Ed25519 public key in PEM form: {error}") from error
+        if key_id(public) in self._revoked_ids():
+            place = self._revoked / f"{key_id(public)}.pub"
+            raise ConfigError(f"key {key_id(public)} was revoked here; if it is to be trusted again, remove {place}")
         self._write_public(name, public)
         return TrustedKey(key_id(public), name, public)
 
     def revoke(self, key: str) -> TrustedKey:
         """
-        Stop trusting the key with this id, and return it.
+        Stop trusting the key with this id for good, and return it. Whoever verifies after this does not trust it.
 
         Raises:
-            ConfigError: it is not trusted, or is the one this host signs with.
+            ConfigError: it is not trusted, is the one this host signs with, or a file cannot be written.
         """
         known = self.trusted().get(key)
         if known is None:
             raise ConfigError(f"key {key} is not trusted here; trusted: {', '.join(sorted(self.trusted())) or 'none'}")
         if known.own:
             raise ConfigError(f"key {key} is the one this host signs with; make a new one first (jumpstart keys new)")
+        self._publish(self._revoked / f"{key}.pub", _public_pem(known.public).encode(), mode=0o644, replace=True)
         for path in self._public_files():
             found = self._read_public(path)
             if found is not None and found.id == key:
                 try:
                     path.unlink(missing_ok=True)
                     _sync_folder(path.parent)
-                except OSError as error:
-                    raise ConfigError(f"cannot remove key file {path}: {error.strerror}") from error
+                except OSError as error:  # a read-only volume, say; it is revoked all the same
+                    logger.warning("key file %s of a revoked key is still there: %s", path, error.strerror)
         return known
+
+    def _revoked_ids(self) -> frozenset[str]:
+        """
+        Raises:
+            ConfigError: they cannot be read, so that nobody can tell who is trusted.
+        """
+        try:
+            return frozenset(path.stem for path in self._revoked.iterdir() if path.suffix == ".pub")
+        except FileNotFoundError:
+            return frozenset()
+        except OSError as error:
+            raise ConfigError(f"cannot read the revoked keys in {self._revoked}: {error.strerror}") from error
 
     def trusted(self) -> dict[str, TrustedKey]:
         """
         Return all trusted keys by id, this host's own among them if it has one.
 
-        A damaged or unsafe file is left out with a warning that names it.
+        A damaged or unsafe file is left out with a warning that names it; all are, when those that were revoked cannot
+        be read.
         """
+        try:
+            revoked = self._revoked_ids()
+        except ConfigError as error:
+            logger.warning("no key is trusted: %s", error)
+            return {}
         keys = {}
         for path in self._public_files():
             found = self._read_public(path)
@@ -192,7 +216,7 @@ class KeyRing:
                 logger.warning("own key is not trusted: %s", error)
             else:
                 keys[key_id(public)] = TrustedKey(key_id(public), "own", public, own=True)
-        return keys
+        return {key: found for key, found in keys.items() if key not in revoked}
 
     def sign(self, message: bytes) -> Signature:
         """Sign with this host's own key, made on first use; raises ConfigError as `own_key` does."""
@@ -205,13 +229,20 @@ class KeyRing:
         Return if a trusted key has signed *message*.
 
         Raises:
-            ProfileRefusedError: `Reason.UNKNOWN_KEY` or `Reason.BAD_SIGNATURE`.
+            ProfileRefusedError: `Reason.UNKNOWN_KEY`, `Reason.REVOKED_KEY`, `Reason.BAD_SIGNATURE`, or
+                `Reason.UNREADABLE` when it cannot be told whose keys were revoked.
         """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         if signature.algorithm != ALGORITHM:
             raise ProfileRefusedError(Reason.BAD_SIGNATURE, f"algorithm {signature.algorithm!r} is not {ALGORITHM}")
+        try:
+            is_revoked = signature.key in self._revoked_ids()
+        except ConfigError as error:
+            raise ProfileRefusedError(Reason.UNREADABLE, str(error)) from error
+        if is_revoked:
+            raise ProfileRefusedError(Reason.REVOKED_KEY, f"signed by key {signature.key!r}, which was revoked here")
         key = self.trusted().get(signature.key)
         if key is None:
             raise ProfileRefusedError(
@@ -326,6 +357,10 @@ class KeyRing:
             problem = f"is not an Ed25519 public key: {error}"
         logger.warning("trusted key is left out: %s %s", path, problem)
         return None
+
+    def revoked(self) -> Sequence[str]:
+        """Return the ids of the revoked keys; raises ConfigError when they cannot be read."""
+        return sorted(self._revoked_ids())
 
     def list(self) -> Sequence[TrustedKey]:
         """Return the trusted keys, own key first, then by name."""

@@ -280,8 +280,9 @@ class Server:
         connection = _UnixConnection(self.admin)
         try:
             connection.request("GET", "/status")
-            document: dict[str, Any] = json.loads(connection.getresponse().read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            whole = json.loads(connection.getresponse().read())
+            document: dict[str, Any] = {**whole["tenants"][0], "pid": whole["pid"]}
+        except (OSError, KeyError, http.client.HTTPException, ValueError) as error:
             raise DemoError(f"the admin address of a server does not answer: {error!r}") from None
         finally:
             connection.close()

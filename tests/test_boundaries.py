@@ -159,6 +159,7 @@ def test_only_the_command_line_package_reads_the_command_line(path: Path) -> Non
 def test_what_decides_does_no_io(path: Path) -> None:
     pure = {
         "jumpstart/records.py": {"time"},  # a default clock
+        "jumpstart/choice.py": set(),
         "server/jumpstart_server/lifecycle.py": set(),
         "server/jumpstart_server/metrics.py": set(),
         "server/jumpstart_server/settings.py": {"pathlib"},

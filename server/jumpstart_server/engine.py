@@ -69,12 +69,16 @@ class Engine(Protocol):
     def lame_duck(self) -> None:
         """Answer with ``Connection: close`` from now on; go on accepting."""
 
-    def drain(self, patience_s: float = 0.0) -> None:
+    def drain(self, patience_s: float = 0.0, *, is_stop: bool = True) -> None:
         """
         Take no more connections, finish the requests in flight, end the app; `serve` then returns.
 
         Connections that are kept are closed with the answer to their next request, or without one after *patience_s*.
-        Before it accepts, this ends the start-up. Again and again does no harm.
+        Before it accepts, this ends the start-up. Again and again does no harm, and a stop may follow a roll.
+
+        Args:
+            is_stop: nobody serves on: apps that listen for their client while they stream are told at once that it has
+                left. Otherwise they are told when ``--graceful-timeout`` is nearly over.
         """
 
     def stats(self) -> PoolStats:

@@ -152,16 +152,21 @@ class Generation:
         if self.mold is not None:
             self._children.kill(self.mold.pid)
 
-    def drain(self, member: Member, limit_s: float | None = None, patience_s: float = 0.0) -> None:
+    def drain(
+        self, member: Member, limit_s: float | None = None, patience_s: float = 0.0, *, is_stop: bool = False
+    ) -> None:
         """
         Ask a worker to finish its requests and to end, and kill it when it takes too long.
 
         Args:
             patience_s: as of `Drain`.
             limit_s: how long it may take; by default as ``--graceful-timeout`` says, and a moment more.
+            is_stop: as of `Drain`; a worker that drains already hears of it.
         """
         loop = asyncio.get_running_loop()
         if member.worker.state is State.DRAINING:
+            if is_stop:
+                member.send(Drain(patience_s))
             if limit_s is not None:
                 loop.call_later(limit_s, self._kill_late, member, limit_s)
             return
@@ -172,7 +177,7 @@ class Generation:
             # One that does not serve may end its lifespan in order, but has no client to wait for.
             limit_s = KILL_GRACE + (self.settings.tenant.graceful_timeout if serves else 0.0)
         self.advance(member, Event.DRAIN_ASKED)
-        member.send(Drain(patience_s))
+        member.send(Drain(patience_s, is_stop))
         loop.call_later(limit_s, self._kill_late, member, limit_s)
 
     def _kill_late(self, member: Member, limit_s: float) -> None:

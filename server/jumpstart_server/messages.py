@@ -113,9 +113,11 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         patience_s: how long connections that are kept may wait for one more request, which is answered with
             ``Connection: close``. A client that asks just as its idle connection is closed would see a failure.
+        is_stop: the server stops, so that streams are told to end; in a roll others serve on, and they have time.
     """
 
     patience_s: float = 0.0
+    is_stop: bool = True
 
 
 class LameDuck(msgspec.Struct, frozen=True, tag=True):

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from jumpstart.errors import AppLoadError, ColdBootRefusedError, ConfigError, JumpstartError
-from jumpstart.profile import AppInfo, Seeding, encode_section, new_manifest, pack_profile
-from jumpstart.runtime import distributions_digest, sources_digest
+from jumpstart.profile import AppInfo, Seeding, encode_section, is_plain, new_manifest, pack_profile
+from jumpstart.runtime import distributions_digest, installed_distributions, sources_digest
 from jumpstart.trust import KeyRing
 from jumpstart_server.messages import (
     BlockingChannel,
@@ -44,12 +44,14 @@ def pack(
         encode_section(name, section.version, section.encoding, section.records) for name, section in sections.items()
     ]
     routes = {**observed.warmup, **observed.routes}
+    installed = installed_distributions()
     manifest = new_manifest(
         app=AppInfo(
             target=settings.target,
             build=settings.app.build_id,
             sources=sources_digest(Path(settings.app.app_dir)),
-            distributions=distributions_digest(),
+            distributions=distributions_digest(installed),
+            versions={name: version for name, version in installed if is_plain(name) and is_plain(version)},
         ),
         tenant=settings.tenant_name,
         sections=encoded,

@@ -38,9 +38,9 @@ double quotes (`\\n`, `\\"`) over several lines too. Nothing is substituted. Var
 
 ## Where a host keeps its state
 
-- The warm-start cache: `$JUMPSTART_HOME/cache`, else `$XDG_CACHE_HOME/jumpstart`, else `~/.cache/jumpstart`. It may be
-  deleted at any time; the next boot is cold then.
-- Admin sockets: `$JUMPSTART_HOME/state`, else `$XDG_STATE_HOME/jumpstart`, else `~/.local/state/jumpstart`.
+- The warm-start cache, and copies of what stores of profiles gave: `$JUMPSTART_HOME/cache`, else
+  `$XDG_CACHE_HOME/jumpstart`, else `~/.cache/jumpstart`. It may be deleted at any time; the next boot is cold then.
+- Admin sockets, and the boot ledger, which knows the profiles that processes died of: `$JUMPSTART_HOME/state`, else `$XDG_STATE_HOME/jumpstart`, else `~/.local/state/jumpstart`.
 - Keys: `$JUMPSTART_HOME/config`, else `$XDG_CONFIG_HOME/jumpstart`, else `~/.config/jumpstart`. Without them, profiles
   that were signed by them are refused.
 

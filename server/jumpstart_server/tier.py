@@ -204,7 +204,7 @@ class Tier:
             generation.is_over = True
             generation.end_mold()
             for member in list(generation.members):
-                generation.drain(member, limit_s)
+                generation.drain(member, limit_s, is_stop=True)
 
     def _close_sockets(self) -> None:
         if self._sockets is not None:
@@ -391,7 +391,7 @@ class Tier:
         verdict = after_boot_failure(
             may_try_cold=failure.may_be_state
             and not generation.cold
-            and not generation.settings.profile.require_warm
+            and (may_take_another or not generation.settings.profile.require_warm)
             and generation.learning.has_state(),
             in_roll=in_roll,
             was_ready=self.is_up,

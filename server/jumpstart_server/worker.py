@@ -247,7 +247,7 @@ class _Worker:
                 if isinstance(message, Accept):
                     self.may_accept.set()
                 elif isinstance(message, Drain):
-                    self._drain(message.patience_s)
+                    self._drain(message.patience_s, is_stop=message.is_stop)
                 elif isinstance(message, LameDuck):
                     self.engine.lame_duck()
                 elif isinstance(message, Reopen):
@@ -260,9 +260,9 @@ class _Worker:
         except ChannelClosedError:
             os._exit(ExitCode.INTERNAL)  # the supervisor is gone, and the port with it
 
-    def _drain(self, patience_s: float = 0.0) -> None:
+    def _drain(self, patience_s: float = 0.0, *, is_stop: bool = True) -> None:
         self.is_draining = True
-        self.engine.drain(patience_s)
+        self.engine.drain(patience_s, is_stop=is_stop)
 
     def _answer(self, ask: Ask) -> None:
         if ask.capture:

@@ -1,4 +1,4 @@
-"""Profiles through a store to servers that boot from it: folder, HTTP and S3, and what happens when it is down or bad."""
+"""Profiles through a store to servers that boot from it: folder, HTTP, S3; and when it is down, or they are bad."""
 
 from __future__ import annotations
 

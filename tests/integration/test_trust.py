@@ -117,8 +117,10 @@ def test_keys_are_exchanged_and_revoked(serve: Serve, seeder: Host, consumer: Ho
     with serve("priced:app", *options, str(first), "--require-warm", app_dir=consumer.app) as server:
         consumer.run("keys", "revoke", old)
         assert server.get("/").status_code == 200  # it serves on
+    assert f"{old} (revoked)" in consumer.run("keys", "list")
+    consumer.run("keys", "trust", str(public), code=2)  # nor can it be trusted again by mistake
     with serve("priced:app", *options, str(first), app_dir=consumer.app) as server:
-        assert "unknown-key" in refusals(server).values()
+        assert "revoked-key" in refusals(server).values()
     with serve("priced:app", *options, str(second), "--require-warm", app_dir=consumer.app) as server:
         assert refusals(server) == {}
 

@@ -84,7 +84,7 @@ def test_no_two_workers_draw_the_same(serve: Serve, tmp_path: Path, text: str) -
         "draws:app", "-w", str(WORKERS), "--no-warm-start", app_dir=write_app(tmp_path / "app", "draws", text)
     ) as server:
         assert server.status()["start_method"] == "fork"
-        wait_until(lambda: len(server.worker_pids()) == WORKERS)
+        wait_until(lambda: len(server.worker_pids()) == WORKERS, 30)
         values: dict[str, list[str]] = {}
         pids: dict[str, int] = {}
         sequences: dict[str, set[int]] = {}  # of uuid1, by process
@@ -98,7 +98,7 @@ def test_no_two_workers_draw_the_same(serve: Serve, tmp_path: Path, text: str) -
                     values.setdefault(kind, []).append(value)
                     if kind == "uuid1":
                         sequences.setdefault(pid, set()).add(uuid.UUID(value).clock_seq)
-            assert sum(pids.values()) < 400, f"not all workers answer: {pids}"
+            assert sum(pids.values()) < 2000, f"not all workers answer: {pids}"
     assert set(values) >= {"random", "own", "uuid1", "uuid4", "secrets", "ssl", "tempfile"}
     for kind, drawn in values.items():
         assert len(drawn) >= WORKERS * BATCHES * COUNT
@@ -169,7 +169,7 @@ def test_hooks_close_before_the_fork_and_open_in_every_worker(serve: Serve, tmp_
     folder = write_app(tmp_path / "app", "hooked", HOOKED)
     with serve("hooked:app", "-w", "2", "--restore-timeout", "1", app_dir=folder, env={"NOTES": str(notes)}) as server:
         assert server.status()["start_method"] == "fork"  # the sockets were closed before the audit
-        workers = wait_until(lambda: pids if len(pids := server.worker_pids()) == 2 else None)
+        workers = wait_until(lambda: pids if len(pids := server.worker_pids()) == 2 else None, 30)
         assert server.get("/").status_code == 200
         mold = noted(notes)[0][1]
         assert noted(notes)[:2] == [("captured-for-fork", mold), ("closed", mold)]  # the last one registered first

@@ -82,12 +82,12 @@ def status_kib(pid: int, name: str) -> int:
 
 
 def unlinked_files(pid: int) -> list[int]:
-    """Sizes of the files without a name that a process holds open."""
+    """Sizes of the files without a name that a process holds open; files in memory are none."""
     sizes = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = str(link.readlink())
-            if target.startswith("/") and target.endswith("(deleted)"):
+            if target.startswith("/") and target.endswith("(deleted)") and not target.startswith("/memfd:"):
                 sizes.append(link.stat().st_size)
         except OSError:
             continue  # closed meanwhile

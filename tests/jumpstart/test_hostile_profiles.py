@@ -487,7 +487,7 @@ def test_a_signature_of_something_else(lab: Lab, tmp_path: Path) -> None:
     assert lab.refused(archive(list(forged.items()))) is Reason.BAD_SIGNATURE
 
 
-def test_a_key_that_was_revoked_is_unknown_from_the_next_look_on(tmp_path: Path) -> None:
+def test_a_key_that_was_revoked_is_refused_from_the_next_look_on(tmp_path: Path) -> None:
     seeder, consumer = Lab(tmp_path / "seeder"), Lab(tmp_path / "consumer")
     key = consumer.ring.trust(seeder.ring.public_pem(), "seeder")
     again = Lab(tmp_path / "again")
@@ -495,7 +495,7 @@ def test_a_key_that_was_revoked_is_unknown_from_the_next_look_on(tmp_path: Path)
     assert consumer.parse(seeder.original).signed_by == key.id
     assert consumer.parse(again.original).trusted
     consumer.ring.revoke(key.id)
-    assert consumer.refused(seeder.original) is Reason.UNKNOWN_KEY
+    assert consumer.refused(seeder.original) is Reason.REVOKED_KEY
     assert consumer.parse(again.original).trusted
     assert not consumer.parse(seeder.original, "data-only").trusted
 

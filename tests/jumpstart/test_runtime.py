@@ -17,6 +17,7 @@ from jumpstart import runtime
 from jumpstart.runtime import (
     digest,
     distributions_digest,
+    installed_distributions,
     is_app_module,
     is_as_loaded,
     loaded_dependency,
@@ -175,8 +176,11 @@ def test_our_own_finders_are_not_asked_and_broken_ones_are_passed_over(
 def test_distributions_are_known_by_version() -> None:
     assert digest("dist:pytest") == pytest.__version__
     assert digest("dist:no-such-distribution") is None
-    assert distributions_digest() == distributions_digest()
-    assert distributions_digest().startswith("sha256:")
+    installed = installed_distributions()
+    assert ("pytest", pytest.__version__) in installed
+    assert distributions_digest(installed) == distributions_digest(reversed(installed))
+    assert distributions_digest(installed) != distributions_digest([*installed, ("new", "1")])
+    assert distributions_digest(installed).startswith("sha256:")
 
 
 def test_the_sources_digest_takes_the_apps_sources_and_nothing_else(tmp_path: Path) -> None:

@@ -322,3 +322,52 @@ def test_a_store_in_a_folder_of_another_depth_holds_nothing(folder: Path) -> Non
     deep.mkdir(parents=True)
     (deep / f"{ID}.jumpstart").write_bytes(b"")
     assert Store(FolderBackend(folder)).listing().entries == []
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_what_fsspec_has_a_driver_for_is_a_store(kind: str, folder: Path, keys: Path) -> None:
+    """Whole objects (memory), and files that are written under another name and moved (local)."""
+    pytest.importorskip("fsspec", reason="fsspec comes with the extra `s3`")
+    url = f"memory://{folder.name}-{os.getpid()}" if kind == "memory" else f"local://{folder}"
+    store = open_store(url)
+    place, data = make_profile(keys, "b/1")
+    parse = reader(keys, "signed", None)
+    store.publish(place, data)
+    store.vote(place, "1" * 16, "crashed")
+    listing = open_store(url).listing("js_site:app", "web")
+    assert [(entry.place, entry.size) for entry in listing.entries] == [(place, len(data))]
+    assert abs(datetime.now(UTC) - listing.entries[0].modified) < timedelta(minutes=5)
+    assert listing.votes == {place.id: Votes(0, 1)}
+    assert store.read(place, parse)[0] == data
+    assert [each.path for each in parse_index(store.backend.read(INDEX, 10_000))] == [place.path]
+    with pytest.raises(ProfileRefusedError) as caught:
+        store.backend.read(place.path, len(data) - 1)
+    assert caught.value.reason is Reason.TOO_LARGE
+    (latest,) = store.promote([place], listing)
+    store.remove(place, listing)
+    store.remove(place, listing)  # gone already
+    assert [entry.place for entry in store.listing().entries] == [latest]
+    with pytest.raises(ProfileRefusedError) as caught:
+        store.read(place, parse)
+    assert caught.value.reason is Reason.ABSENT
+    assert temporary_files(folder) == []
+
+
+def test_only_one_module_knows_fsspec() -> None:
+    found = [
+        path.name
+        for folder in ("jumpstart", "warmup", "server")
+        for path in (ROOT / folder).rglob("*.py")
+        if any(
+            line.split()[:2] in (["import", "fsspec"], ["from", "fsspec.core"])
+            for line in path.read_text().splitlines()
+        )
+    ]
+    assert found == ["stores.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, jumpstart.boot, jumpstart.stores; print('fsspec' in sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "False", done.stderr

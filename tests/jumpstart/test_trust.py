@@ -56,7 +56,44 @@ def test_another_hosts_key_is_unknown_until_it_is_trusted(tmp_path: Path) -> Non
     consumer.verify(b"m", signature)
     assert consumer.trust(seeder.public_pem(), "seeder") == key
     consumer.revoke(key.id)
-    assert refused(consumer, b"m", signature) is Reason.UNKNOWN_KEY
+    assert refused(consumer, b"m", signature) is Reason.REVOKED_KEY
+
+
+def test_a_revoked_key_stays_revoked_when_it_is_put_among_the_trusted_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a tool that writes the same list again, or where the folder of trusted keys cannot be written to."""
+    seeder, consumer = KeyRing(tmp_path / "seeder"), KeyRing(tmp_path / "consumer")
+    signature = seeder.sign(b"m")
+    key = consumer.trust(seeder.public_pem(), "seeder")
+    file = tmp_path / "consumer" / "trusted" / "seeder.pub"
+    pem = file.read_bytes()
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, **more: read_only(path) if path == file else None)
+        consumer.revoke(key.id)
+    assert file.read_bytes() == pem
+    assert refused(consumer, b"m", signature) is Reason.REVOKED_KEY
+    assert consumer.list() == [] and consumer.revoked() == [key.id]
+    with pytest.raises(ConfigError, match=r"was revoked here; .* remove .*/revoked/[0-9a-f]{16}\.pub"):
+        consumer.trust(seeder.public_pem(), "again")
+    (tmp_path / "consumer" / "revoked" / f"{key.id}.pub").unlink()
+    consumer.verify(b"m", signature)
+
+
+def test_nobody_is_trusted_when_it_cannot_be_told_who_was_revoked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = KeyRing(tmp_path / "keys")
+    signature = ring.sign(b"m")
+    (tmp_path / "keys" / "revoked").write_text("a file in the place of the folder")
+    assert refused(ring, b"m", signature) is Reason.UNREADABLE
+    assert ring.trusted() == {} and "no key is trusted" in caplog.text
+    with pytest.raises(ConfigError, match="cannot read the revoked keys"):
+        ring.revoked()
 
 
 @pytest.mark.parametrize("signature", ["", "!!!", "AAAA", "é"])
@@ -77,7 +114,7 @@ def test_a_new_key_leaves_the_old_one_trusted_until_it_is_revoked(tmp_path: Path
     with pytest.raises(ConfigError, match="signs with"):
         ring.revoke(key.id)
     ring.revoke(old.key)
-    assert refused(ring, b"m", old) is Reason.UNKNOWN_KEY
+    assert refused(ring, b"m", old) is Reason.REVOKED_KEY
     with pytest.raises(ConfigError, match="not trusted here"):
         ring.revoke(old.key)
 

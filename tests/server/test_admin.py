@@ -30,6 +30,7 @@ from jumpstart_server.engine import PoolStats
 from jumpstart_server.lifecycle import State, Worker
 from jumpstart_server.messages import Section, Stats
 from jumpstart_server.processes import Member
+from jumpstart_server.profile_watch import ProfileWatch
 from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings, Settings, TenantSettings
 from jumpstart_server.supervisor import Supervisor
 from jumpstart_server.tier import Roll
@@ -83,6 +84,7 @@ class FakeTier:
         self.last_roll: Roll | None = None
         self.capture_error: JumpstartError | None = None
         self.answers = False
+        self.profiles = ProfileWatch(lambda work: work.close())  # no profile is named, so there is no ledger
 
     def serve(self) -> None:
         worker = Member(Worker(0, 1, State.SERVING, pid=41))

@@ -74,7 +74,7 @@ def make(tmp_path: Path, **limits: Any) -> Iterator[tuple[Lab, Gated]]:
             assert client.response().status == 200
         yield lab, Gated(lab)
         until(lambda: not lab.tasks and not lab.connections and not lab.service.gate.queue.size)
-        assert not lab.service.deadlines.in_flight
+        assert not lab.service.deadlines.orphans
     access.close()
 
 

@@ -65,7 +65,7 @@ class Room:
 
     def __exit__(self, *_: Any) -> None:
         until(lambda: not self.lab.tasks and not self.lab.connections)
-        until(lambda: not self.lab.service.deadlines.overruns and not self.lab.service.deadlines.in_flight)
+        until(lambda: not self.lab.service.deadlines.overruns and not self.lab.service.deadlines.orphans)
         assert self.lab.run(self.stats()).busy == 0
         self.lab.__exit__(None, None, None)
         self.access.close()

@@ -247,9 +247,12 @@ class _Cell:
         self.elapsed_s += elapsed_s
         self.buckets[bisect_left(BUCKETS_S, elapsed_s)] += 1
         if cpu_s >= 0:
-            self.cpu_requests += 1
-            self.cpu_s += cpu_s
-            self.cpu_latency_s += elapsed_s
+            self.add_cpu(elapsed_s, cpu_s)
+
+    def add_cpu(self, elapsed_s: float, cpu_s: float) -> None:
+        self.cpu_requests += 1
+        self.cpu_s += cpu_s
+        self.cpu_latency_s += elapsed_s
 
 
 class Observer:
@@ -263,6 +266,13 @@ class Observer:
         self._warmup: dict[str, _Entry] = {}
         self._changes = 0
         self._cells: dict[_CellKey, _Cell] = {}
+
+    @property
+    def requests(self) -> int:
+        """Ordinary ones that have ended so far."""
+        self.settle()
+        with self._lock:
+            return sum(entry.requests for entry in self._routes.values())
 
     @property
     def changes(self) -> int:
@@ -373,7 +383,10 @@ class Observer:
             known = self._cells.get(key)
             if known is None:
                 known = self._cells[key] = _Cell(headers)
-            known.add(elapsed_s, cpu_s)
+            known.elapsed_s += elapsed_s
+            known.buckets[bisect_left(BUCKETS_S, elapsed_s)] += 1
+            if cpu_s >= 0:
+                known.add_cpu(elapsed_s, cpu_s)
             full = len(self._cells) >= MAX_CELLS
         if full:
             self.settle()

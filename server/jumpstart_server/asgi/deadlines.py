@@ -1,5 +1,5 @@
 """
-Requests whose time is over: found by a look at all that run, each `SWEEP`, and what becomes of their handlers.
+Requests whose time is over: found by a look at all connections, each `SWEEP`, and what becomes of their handlers.
 
 The exchange gives the client its answer and cancels the task; nothing waits for the app. A task that goes on all the
 same, and sync code that a thread still runs, is an *overrun*: it is cancelled again some times, and counted until it
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from jumpstart_server.asgi.gate import Gate
@@ -47,7 +47,7 @@ class Deadlines:
     One for all requests of a server, in its event loop only.
 
     Attributes:
-        in_flight: whose handlers run.
+        orphans: that have lost their connection, and whose handlers run.
         is_asleep: `watch` is to be called with the next one.
     """
 
@@ -57,14 +57,17 @@ class Deadlines:
         gate: Gate,
         threads: Threads | None,
         renew: Callable[[str], None] | None,
+        connections: Collection[object],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """
         Args:
             threads: that run sync code of the app; None where others than ours do.
             renew: is told, once, why this process should be replaced.
+            connections: uvicorn's; those of ours have an ``exchange``.
         """
-        self.in_flight: set[Exchange] = set()
+        self.orphans: set[Exchange] = set()
+        self._connections = connections
         self._limits = limits
         self._gate = gate
         self._threads = threads
@@ -118,8 +121,10 @@ class Deadlines:
         self._timer = None
         self._stacks = 0
         now = time.monotonic()
-        for exchange in [each for each in self.in_flight if each.due <= now]:
-            exchange.look_at_the_clock(now)
+        running = self._running() if self._has_limits else []
+        for exchange in running:
+            if exchange.due <= now:
+                exchange.look_at_the_clock(now)
         self._gate.look(now)
         for exchange, stopped in list(self._stopped.items()):
             self._press(exchange, stopped, now)
@@ -129,10 +134,15 @@ class Deadlines:
             renew, self._renew = self._renew, None
             renew(f"overruns: {self.overruns} handlers run on although they were stopped (--max-overruns)")
         is_busy = self._threads is not None and self._threads.has_stopped
-        if self._stopped or self._gate.queue.size or is_busy or (self.in_flight and self._has_limits):
+        if self._stopped or self._gate.queue.size or is_busy or running:
             self.watch()
         else:
             self.is_asleep = self._has_limits
+
+    def _running(self) -> list[Exchange]:
+        """Whose handlers run and have not answered. Nobody keeps a list of these: that would cost each request."""
+        held: list[Exchange | None] = [getattr(connection, "exchange", None) for connection in self._connections]
+        return [*self.orphans, *(each for each in held if each is not None and each.task is not None)]
 
     def _press(self, exchange: Exchange, stopped: _Stopped, now: float) -> None:
         task = exchange.task

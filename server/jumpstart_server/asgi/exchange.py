@@ -17,8 +17,9 @@ When the time is over (`deadlines.py` looks), the client gets 504, or where the 
 it can tell from an end, at once; then the app is cancelled. The time that the client takes to send its body does not
 count, and the clock stops with the response's last byte.
 
-When the server stops, streams are told: ``receive`` gives ``http.disconnect`` in a response that has begun. What has
-not begun to answer is left alone. Both may go on until ``--graceful-timeout``.
+When the server stops, streams are told: ``receive`` gives ``http.disconnect`` in a response that has begun. When others
+take this process's place they are told shortly before ``--graceful-timeout`` is over: until then they may end by
+themselves. What has not begun to answer is left alone.
 
 uvicorn never cancels. But since spec 2.4 frameworks do not listen while they stream, they wait for ``send`` to raise;
 so a generator that waits for its next event would keep its database connection until that event comes.
@@ -30,7 +31,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from jumpstart.context import RequestContext, enter
@@ -38,6 +39,7 @@ from jumpstart.errors import JumpstartError
 from jumpstart_server import forks
 from jumpstart_server.access import AccessRecord
 from jumpstart_server.app_faults import warn_of_dropped
+from jumpstart_server.asgi.cpu import Measured
 from jumpstart_server.asgi.service import describe
 from jumpstart_server.connection_settings import DISCARD_BYTES
 from jumpstart_server.http1 import RequestHead, ResponseError, ResponseFramer
@@ -103,6 +105,7 @@ class Exchange:
         "_headers",
         "_left",
         "_lost",
+        "_measured",
         "_moved",
         "_outcome",
         "_started",
@@ -152,6 +155,7 @@ class Exchange:
         self.complete = False
         self._access = connection.service.access  # None when the line is written, too
         self._app_began = None
+        self._measured: Measured[None] | None = None  # where this request is one of the sample
         if self._access is not None:
             self._began = time.monotonic()
 
@@ -164,26 +168,30 @@ class Exchange:
     async def run(self, app: App, scope: Scope) -> None:
         """The task: run the app, and see to it that its client gets an answer or a close."""
         service = self.connection.service
-        began = time.monotonic()
-        self._app_began = began
-        self.context = context = RequestContext()
-        context.has_left = self._is_given_up
-        limits = service.limits
-        timeout = limits.timeout
-        if timeout:
-            self.due = context.expires = began + timeout
-            context.latest = self.due + limits.timeout_extension
-        if limits.first_byte_timeout:
-            self._first_byte_by = began + limits.first_byte_timeout
-            self.due = min(self.due, self._first_byte_by)
+        self._app_began = began = time.monotonic()
+        self.due = expires = began + service.timeout
+        context = RequestContext(expires=expires, latest=began + service.longest, has_left=self._is_given_up)
+        self.context = context
+        if service.first_byte_timeout:
+            self._first_byte_by = began + service.first_byte_timeout
+            self.due = min(expires, self._first_byte_by)
         enter(context)
-        deadlines = service.deadlines
-        deadlines.in_flight.add(self)
-        if deadlines.is_asleep:
-            deadlines.watch()
+        if service.deadlines.is_asleep:
+            service.deadlines.watch()
         cancelled: object = False
+        sampler = service.sampler
+        sampler.left -= 1
         try:
-            await app(scope, self.receive, self.send)
+            running = app(scope, self.receive, self.send)
+            if sampler.left and (sampler.is_full or self._head.path in sampler.known):
+                await running
+            elif isinstance(running, Coroutine):
+                sampler.take(self._head.path)
+                self._measured = measured = Measured(running)
+                await measured
+            else:
+                sampler.take(self._head.path)
+                await running
         except BaseException as error:
             if forks.in_child:
                 forks.end_child(error)
@@ -215,7 +223,8 @@ class Exchange:
             if service.observer is not None and not self._was_counted:
                 self._count(service.observer, scope, bool(cancelled))
             self.scope = None
-            deadlines.in_flight.discard(self)
+            if service.deadlines.orphans:
+                service.deadlines.orphans.discard(self)
             if service.gate.queue.size:
                 service.gate.look(time.monotonic())
 
@@ -231,12 +240,12 @@ class Exchange:
             return False
 
     def _is_given_up(self) -> bool:
-        """Whether nobody waits for the response any more, or the server, which stops, should not have to."""
+        """Whether nobody waits for the response any more, or the server, which ends, should not have to."""
         return self._left or self._lost or self._is_to_end()
 
     def _is_to_end(self) -> bool:
-        """Whether this is a stream, and the server stops."""
-        return self.connection.is_draining and self._started and not self.complete
+        """Whether this is a stream, and streams are to end."""
+        return self.connection.service.ends_streams and self._started and not self.complete
 
     def _count(self, observer: Observer, scope: Scope, cancelled: bool) -> None:
         """Put the request into the books, once: when the app is done with it, or was stopped."""
@@ -260,6 +269,7 @@ class Exchange:
             elapsed_s=(self._finished or time.monotonic()) - self._app_began,
             evidence=evidence,
             rule=route_of_scope(scope, self.connection.service.root_path, status) if "route" in scope else None,
+            cpu_s=-1.0 if self._measured is None else self._measured.cpu_s,
         )
 
     def _is_of_departure(self, error: BaseException) -> bool:
@@ -407,6 +417,7 @@ class Exchange:
                 self.complete = True
                 self.connection.service.gate.queue.withdraw(self)
                 return
+            self.connection.service.deadlines.orphans.add(self)
         first = not self._left
         self._left = True
         self._lost = self._lost or lost
@@ -425,9 +436,10 @@ class Exchange:
             self._lost = True
             self._log(CLIENT_CLOSED)
             self.connection.abort(self)
+            self.connection.service.deadlines.orphans.add(self)
             self.connection.service.deadlines.stop_for_nobody(self, task)
 
-    def server_stops(self) -> None:
+    def end_stream(self) -> None:
         """Tell the app, if it streams."""
         if self._is_to_end():
             self._wake()
@@ -474,7 +486,7 @@ class Exchange:
         """The client has taken so long to send a piece of its body."""
         self.context.expires += seconds
         self.context.latest += seconds
-        if self.connection.service.limits.first_byte_timeout:
+        if self.connection.service.first_byte_timeout:
             self._first_byte_by += seconds
 
     def _next_piece(self) -> Message:
@@ -528,7 +540,7 @@ class Exchange:
             else:
                 if connection.write_paused:
                     await self._writable()
-                limit = connection.service.limits.idle_timeout
+                limit = connection.service.idle_timeout
                 if limit:
                     self._moved = time.monotonic()
                     self.due = min(self.due, self._moved + limit)
@@ -541,8 +553,8 @@ class Exchange:
             self._status: int = status
             self._headers: Any = message.get("headers", ())
             self._started = True
-            if self.connection.is_draining:
-                self.server_stops()
+            if self.connection.service.ends_streams:
+                self.end_stream()
         else:
             raise self._misplaced(kind)
 

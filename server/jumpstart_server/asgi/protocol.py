@@ -74,7 +74,8 @@ class JumpstartProtocol(asyncio.Protocol):
     Attributes:
         service: what the server's connections share.
         tasks: uvicorn's set of the tasks that it waits for before it stops.
-        is_draining: the server stops.
+        exchange: has the connection, until its response is complete.
+        is_draining: the server ends.
         is_last: the response in hand is the last one of this connection.
         write_paused: the client is too slow; see `wait_writable`.
     """
@@ -87,7 +88,6 @@ class JumpstartProtocol(asyncio.Protocol):
         "_create_task",
         "_deadline",
         "_eof",
-        "_exchange",
         "_fresh",
         "_parser",
         "_phase",
@@ -103,6 +103,7 @@ class JumpstartProtocol(asyncio.Protocol):
         "_unsent",
         "_write_deadline",
         "_writers",
+        "exchange",
         "is_draining",
         "is_last",
         "loop",
@@ -138,7 +139,7 @@ class JumpstartProtocol(asyncio.Protocol):
         self._create_task = loop.create_task
         self._parser = RequestParser(self._settings.limits, self._settings.header_map)
         self._phase: Phase = IDLE
-        self._exchange: Exchange | None = None
+        self.exchange: Exchange | None = None
         self._deadline = NEVER
         self._write_deadline = NEVER
         self._timer: asyncio.TimerHandle | None = None
@@ -200,7 +201,7 @@ class JumpstartProtocol(asyncio.Protocol):
         phase = self._phase
         if phase <= UNREAD:
             events = self._parser.eof()
-            exchange = self._exchange
+            exchange = self.exchange
             if exchange is not None:
                 # Half a body is nothing that could be answered, unless it is answered already.
                 is_cut = not exchange.body_complete and not exchange.has_begun
@@ -225,7 +226,7 @@ class JumpstartProtocol(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        exchange, self._exchange = self._exchange, None
+        exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_left(lost=True)
         self._wake_writers()
@@ -259,8 +260,8 @@ class JumpstartProtocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Drain: close when idle; else after the response in hand. What was pipelined behind it is not begun."""
         self.is_last = self.is_draining = True
-        if self._exchange is not None:
-            self._exchange.server_stops()
+        if not self.service.spares_streams and not self.service.ends_streams:
+            self.service.end_streams()
         if self._phase <= LEAVING:
             self._leave()
         elif self._phase == UNREAD:
@@ -286,7 +287,7 @@ class JumpstartProtocol(asyncio.Protocol):
             self._begin(head, complete)
             if len(events) == 1 + complete:
                 return
-        exchange = self._exchange
+        exchange = self.exchange
         for event in events:
             if type(event) is BodyData:
                 if exchange is None:
@@ -305,7 +306,7 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def _begin(self, head: RequestHead, complete: bool) -> None:
         exchange = Exchange(self, head, complete)
-        self._exchange = exchange
+        self.exchange = exchange
         self._phase = ACTIVE
         self._deadline = NEVER
         self._fresh = False
@@ -402,7 +403,7 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def response_done(self, exchange: Exchange, must_close: bool) -> None:
         """The exchange has written all of its response."""
-        self._exchange = None
+        self.exchange = None
         if must_close:
             if exchange.body_complete and self._parser.state is State.CLOSED:
                 self._close()  # as the client wanted it
@@ -469,7 +470,7 @@ class JumpstartProtocol(asyncio.Protocol):
         self, status: int, reason: str, method: str = "GET", *, linger: bool = True, retry_after: int = 0
     ) -> bytes:
         """Give an answer of our own, the last one, and return it."""
-        self._exchange = None
+        self.exchange = None
         headers = [(b"Retry-After", b"%d" % retry_after)] if retry_after else []
         answer = error_response(status, reason, method=method, headers=headers, defaults=self.service.defaults())
         self.write(answer)
@@ -481,7 +482,7 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def cut(self, *, reset: bool = False, linger: bool = True) -> None:
         """Close in the middle of a response, after what is written; by *reset* where a close looks like its end."""
-        self._exchange = None
+        self.exchange = None
         if reset:
             self._abort(reset=True)
         elif linger:
@@ -491,12 +492,12 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def abort(self, exchange: Exchange) -> None:
         """Close at once, if the connection is still that exchange's."""
-        if self._exchange is exchange:
+        if self.exchange is exchange:
             self._abort()
 
     def _abort(self, *, reset: bool = False) -> None:
         """Close at once; what is written and not sent is lost."""
-        self._exchange = None
+        self.exchange = None
         if self._phase == CLOSED:
             return
         if reset:
@@ -511,8 +512,8 @@ class JumpstartProtocol(asyncio.Protocol):
 
     def _refuse(self, error: ParseError) -> None:
         self.service.refusals.note(self._client, error.detail)
-        if self._exchange is not None:
-            self._exchange.refuse(error.status, error.reason)
+        if self.exchange is not None:
+            self.exchange.refuse(error.status, error.reason)
         elif self._phase == UNREAD:
             self._linger()
         else:
@@ -544,7 +545,7 @@ class JumpstartProtocol(asyncio.Protocol):
     def _close(self) -> None:
         """Close when what is written has been sent."""
         self._phase = CLOSING
-        self._exchange = None
+        self.exchange = None
         self._unsent = self.transport.get_write_buffer_size()
         self.transport.close()
         self._set_deadline(self.loop.time() + (self._settings.write_timeout or NEVER))
@@ -614,8 +615,8 @@ class JumpstartProtocol(asyncio.Protocol):
         elif phase in (HEAD, ACTIVE):
             what = "head" if phase == HEAD else "body"
             self.service.refusals.note(self._client, f"408 the {what} of the request did not arrive in time")
-            if self._exchange is not None:
-                self._exchange.refuse(408, "the body did not arrive in time")
+            if self.exchange is not None:
+                self.exchange.refuse(408, "the body did not arrive in time")
             else:
                 answer = self.answer_and_close(408, "the head did not arrive in time")
                 self.service.refusals.write_line(self._client, 408, answer, total_s=self._settings.header_timeout)
@@ -646,7 +647,7 @@ class JumpstartProtocol(asyncio.Protocol):
         return self._unsent >= before
 
     def _give_up_writing(self) -> None:
-        exchange = self._exchange
+        exchange = self.exchange
         self.service.refusals.note(self._client, f"took nothing of {self._unsent} bytes in time; the connection is cut")
         if exchange is not None:
             exchange.client_left(lost=True)

@@ -35,6 +35,7 @@ from jumpstart_server.logs import keep_enabled
 from jumpstart_server.settings import TenantSettings
 from jumpstart_warmup.observe import Observer
 
+STREAM_NOTICE = 1.0  # seconds before graceful_timeout, or a tenth of that, when streams hear that it is nearly over
 LAST_WORDS = 0.2  # seconds before the end, for answers to requests that will not be served
 
 
@@ -101,10 +102,18 @@ class ASGIServer:
         """As of `Engine`."""
         self._server.lame_duck()
 
-    def drain(self, patience_s: float = 0.0) -> None:
+    def drain(self, patience_s: float = 0.0, *, is_stop: bool = True) -> None:
         """As of `Engine`."""
-        if self._server.service is not None:
-            self._server.service.patience_s = patience_s
+        service = self._server.service
+        if service is not None:
+            service.patience_s = patience_s
+            service.spares_streams = not is_stop
+            if is_stop:
+                service.end_streams()
+            else:
+                limit = service.limits.graceful_timeout
+                notice = min(max(STREAM_NOTICE, limit / 10), limit / 2)
+                asyncio.get_running_loop().call_later(limit - notice, service.end_streams)
         self._server.drain()
 
     def stats(self) -> PoolStats:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jumpstart_server.access import AccessLog
+from jumpstart_server.asgi.cpu import Sampler
 from jumpstart_server.asgi.deadlines import Deadlines
 from jumpstart_server.asgi.gate import Cap, Gate
 from jumpstart_server.asgi.limits import RequestLimits
@@ -15,6 +17,9 @@ from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.http1 import DefaultFields, RequestHead
 from jumpstart_server.refusals import Refusals
 from jumpstart_warmup.observe import Observer
+
+if TYPE_CHECKING:
+    from jumpstart_server.asgi.exchange import Exchange
 
 
 class Service:
@@ -28,8 +33,13 @@ class Service:
         upgraded: how many connections have become WebSockets.
         patience_s: how much longer than a moment idle connections are kept when the server drains.
         is_lame: the server will drain soon: every response ends its connection.
+        spares_streams: the server drains, and streams may end by themselves.
+        ends_streams: apps that stream are told that nobody waits for them.
         refusals: where those are that come to nothing.
         limits: of a request.
+        timeout, longest, first_byte_timeout, idle_timeout: of *limits*, as each request wants them: infinity for no
+            *timeout*; *longest* is what it may be extended to.
+        sampler: says whose CPU time is measured.
         may_sever: a client that has left ends its handler whatever the method.
         gate: lets requests start, or wait.
         deadlines: stops them.
@@ -51,11 +61,19 @@ class Service:
         self.told_keep_alive_s = int(self.settings.keep_alive)
         self.upgraded = 0
         self.patience_s = 0.0
+        self.spares_streams = False
+        self.ends_streams = False
         self.is_lame: bool = getattr(config, "jumpstart_lame", False)
         self.root_path: str = config.root_path
         self.access: AccessLog | None = getattr(config, "jumpstart_access", None)
         self.observer: Observer | None = getattr(config, "jumpstart_observer", None)
         self.limits: RequestLimits = getattr(config, "jumpstart_limits", None) or RequestLimits()
+        limits = self.limits
+        self.timeout = limits.timeout or math.inf
+        self.longest = self.timeout + limits.timeout_extension
+        self.first_byte_timeout = limits.first_byte_timeout
+        self.idle_timeout = limits.idle_timeout
+        self.sampler = Sampler()
         self.may_sever = self.limits.on_deadline == "sever"
         self.websocket: Any = config.ws_protocol_class
         if self.access is not None and self.websocket is not None:
@@ -66,12 +84,21 @@ class Service:
         cap: Cap = getattr(config, "jumpstart_cap", None) or Cap()
         self.gate = Gate(self.limits, cap, server_state.tasks, self.refusals)
         threads, renew = getattr(config, "jumpstart_threads", None), getattr(config, "jumpstart_renew", None)
-        self.deadlines = Deadlines(self.limits, self.gate, threads, renew, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(self.limits, self.gate, threads, renew, server_state.connections, loop)
         self._state = server_state
         if threads is not None:
             threads.is_ours = self._is_ours
         self._source: list[tuple[bytes, bytes]] | None = None
         self._defaults = DefaultFields()
+
+    def end_streams(self) -> None:
+        """Tell apps that stream, now and from now on, that nobody waits for them."""
+        self.ends_streams = True
+        for connection in list(self._state.connections):
+            exchange: Exchange | None = getattr(connection, "exchange", None)
+            if exchange is not None:
+                exchange.end_stream()
 
     def _is_ours(self, descriptor: int) -> bool:
         """Whether it is the socket of a client's connection."""

@@ -38,6 +38,8 @@ def list_keys(files: tuple[str, ...]) -> int:
     if not files:
         for key in ring.list():
             click.echo(f"{key.id} {key.name}{' (signs the profiles of this host)' if key.own else ''}")
+        for revoked in ring.revoked():
+            click.echo(f"{revoked} (revoked)")
         return 0
     code = 0
     trusted = ring.trusted()
@@ -74,7 +76,7 @@ def trust(file: str, name: str) -> int:
 @keys.command()
 @click.argument("key")
 def revoke(key: str) -> int:
-    """Stop trusting the key with this id, from the next boot on: what it has signed is refused then."""
+    """Stop trusting the key with this id, for good and from the next boot on: what it has signed is refused then."""
     revoked = _ring().revoke(key)
     click.echo(f"{revoked.id} {revoked.name} is not trusted any more")
     return 0

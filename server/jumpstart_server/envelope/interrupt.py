@@ -60,16 +60,21 @@ class Interrupts:
     The jobs of one thread, which another thread may interrupt.
 
     `arm`, `disarm` and `call` are for the thread itself, `fire` for any other one.
+
+    Attributes:
+        job: what may be interrupted. The thread itself may set it, in the place of `arm`; and to None, in the place of
+            `disarm`, if it then finds that nobody has *fired*.
+        fired: somebody has fired, or is at it.
     """
 
-    __slots__ = ("_fired", "_ident", "_job", "_lock")
+    __slots__ = ("_ident", "_lock", "fired", "job")
 
     def __init__(self, ident: int = 0) -> None:
         """*ident*: the thread's; 0 for the calling thread."""
         self._ident = ident or threading.get_ident()
         self._lock = threading.Lock()
-        self._job: object = None
-        self._fired = False
+        self.job: object = None
+        self.fired = False
 
     def arm(self, job: object) -> None:
         """
@@ -77,7 +82,7 @@ class Interrupts:
 
         Whatever follows may be left by `RequestTimeout` until `disarm` has returned, `disarm` itself included.
         """
-        self._job = job
+        self.job = job
 
     def disarm(self) -> None:
         """
@@ -89,10 +94,10 @@ class Interrupts:
         while True:
             try:
                 # In this order, which is the other way round in `fire`: we see that it is at it, or it sees no job.
-                self._job = None
-                if self._fired:
+                self.job = None
+                if self.fired:
                     with self._lock:
-                        self._fired = False
+                        self.fired = False
                         _set_async_exc(self._ident, _NULL)
             except RequestTimeout:
                 continue
@@ -109,7 +114,7 @@ class Interrupts:
         error: BaseException | None = None
         try:
             try:
-                self._job = job
+                self.job = job
                 # In C from the function's return to where its result is kept: nothing can be raised in between.
                 results.extend(map(operator.call, (function,)))
             except BaseException as caught:
@@ -139,8 +144,8 @@ class Interrupts:
         The job runs on; it is `disarm` that waits. To be held for some microseconds.
         """
         with self._lock:
-            self._fired = True  # so that the target comes to the lock
-            yield self._job is job
+            self.fired = True  # so that the target comes to the lock
+            yield self.job is job
 
     def fire(self, job: object) -> bool:
         """
@@ -154,8 +159,8 @@ class Interrupts:
         code = frame.f_code
         del frame  # it keeps the locals of the handler
         with self._lock:  # where the target waits if it comes to `disarm` meanwhile
-            self._fired = True  # if it does not come to it, something is taken back that is not there
-            return self._job is job and _ask(self._ident, code)
+            self.fired = True  # if it does not come to it, something is taken back that is not there
+            return self.job is job and _ask(self._ident, code)
 
 
 class Stopping:

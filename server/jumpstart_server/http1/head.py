@@ -10,9 +10,10 @@ import re
 
 from jumpstart_server.http1.events import RequestHead
 from jumpstart_server.http1.grammar import (
-    FIELD_VALUE,
+    BAD,
+    FIELD_VALUES,
     HOST,
-    PATH,
+    PATHS,
     TOKEN,
     TargetError,
     is_token,
@@ -41,6 +42,9 @@ REPEATED = frozenset(
 REPEATED_LINES = 1024
 REPEATED_BYTES = 256
 repeated_lines: dict[bytes, tuple[bytes, bytes]] = {}
+NAMES = 1024
+NAME_BYTES = 64
+_names: dict[bytes, bytes] = {}  # as they come, that were found valid → in lower case
 _hosts: set[bytes] = set()  # that were found valid
 
 _VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
@@ -69,7 +73,7 @@ def parse_request_line(line: bytes) -> RequestLine:
         if _VERSION.fullmatch(version_word):
             raise Refused(505, "a version other than HTTP/1.0 and HTTP/1.1")
         raise Refused(400, "the request line does not end in a version")
-    if target[:1] == b"/" and b"%00" not in target and not target.translate(None, PATH):
+    if target[:1] == b"/" and b"?" not in target and b"%00" not in target and BAD not in target.translate(PATHS):
         return method, target, target, b"", None, version
     try:
         path, query, host = split_target(method, target)
@@ -91,14 +95,29 @@ def _parse_method(word: bytes) -> str:
 def parse_field(line: bytes) -> tuple[bytes, bytes] | None:
     """Name in lower case and value without outer whitespace (RFC 9112 5), or None for a faulty line."""
     name, colon, value = line.partition(b":")
-    if not colon or not name or name.translate(None, TOKEN) or value.translate(None, FIELD_VALUE):
+    lowered = _names.get(name)
+    if lowered is None:
+        if not name or name.translate(None, TOKEN):
+            return None
+        lowered = _learn(name)
+    if not colon or BAD in value.translate(FIELD_VALUES):
         return None
-    field = name.lower(), value.strip(b"\t ")
-    if field[0] in REPEATED and len(line) <= REPEATED_BYTES:
+    field = lowered, value.strip(b"\t ")
+    if lowered in REPEATED and len(line) <= REPEATED_BYTES:
         if len(repeated_lines) >= REPEATED_LINES:
             repeated_lines.clear()
         repeated_lines[line] = field
     return field
+
+
+def _learn(name: bytes) -> bytes:
+    """A valid name in lower case, for the next time too."""
+    lowered = name.lower()
+    if len(name) <= NAME_BYTES:
+        if len(_names) >= NAMES:
+            _names.clear()
+        _names[name] = lowered
+    return lowered
 
 
 def fault_of(line: bytes) -> str:

@@ -128,7 +128,7 @@ class WSGIEngine:
             except RuntimeError:
                 pass  # the loop is closed: it ends anyway
 
-    def drain(self, patience_s: float = 0.0) -> None:
+    def drain(self, patience_s: float = 0.0, *, is_stop: bool = True) -> None:
         """As of `Engine`."""
         self._patience_s = patience_s
         self._drain_asked.set()

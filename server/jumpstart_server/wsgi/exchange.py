@@ -121,32 +121,41 @@ class Exchange:
         queued: seconds that the request waited for a thread.
         sending: seconds in calls that send, which may wait for the client and for the GIL.
         rule: the route that Werkzeug found, if it did.
+        thread: the identity of the handler's thread.
     """
 
-    # Class attributes for defaults: one assignment less for each, in each request.
-    status = 0
-    must_close = False
-    broken = False
-    is_accounted = False
-    is_left = False
-    in_send = False
-    in_receive = False
-    seized = False
-    timed_out = False
-    owes_answer = False
-    probing = False
-    probed_at = 0.0
-    sent_at = 0.0
-    queued = 0.0
-    sending = 0.0
-    rule: str | None = None
-    answer = b""  # of our own, where the app gave none
-    _start: Start | None = None
-    _framer: ResponseFramer | None = None
-    _sent = 0  # bytes of a body without a framer
-    _complete = False  # the response has gone out whole
-    _iterable: Iterable[bytes] | None = None  # that is to be closed
-    _over = False
+    # Slots: a default that is a class attribute costs more when it is read than an assignment.
+    __slots__ = (
+        "_complete",
+        "_framer",
+        "_iterable",
+        "_over",
+        "_sent",
+        "_start",
+        "answer",
+        "began",
+        "broken",
+        "connection",
+        "context",
+        "environ",
+        "head",
+        "in_receive",
+        "in_send",
+        "is_accounted",
+        "is_left",
+        "must_close",
+        "owes_answer",
+        "probed_at",
+        "probing",
+        "queued",
+        "rule",
+        "seized",
+        "sending",
+        "sent_at",
+        "status",
+        "thread",
+        "timed_out",
+    )
 
     def __init__(
         self, connection: Connection, head: RequestHead, environ: Environ, began: float, context: RequestContext
@@ -157,6 +166,18 @@ class Exchange:
         self.began = began
         self.context = context
         self.thread = threading.get_ident()
+        self.status = 0
+        self.must_close = self.broken = self.is_accounted = self.is_left = False
+        self.in_send = self.in_receive = self.seized = self.timed_out = self.owes_answer = self.probing = False
+        self.probed_at = self.sent_at = self.queued = self.sending = 0.0
+        self.rule: str | None = None
+        self.answer = b""  # of our own, where the app gave none
+        self._start: Start | None = None
+        self._framer: ResponseFramer | None = None
+        self._sent = 0  # bytes of a body without a framer
+        self._iterable: Iterable[bytes] | None = None  # that is to be closed
+        self._complete = False  # the response has gone out whole
+        self._over = False
 
     def __str__(self) -> str:
         return f"{self.head.method} {self.head.path.decode('ascii', 'replace')}"
@@ -192,7 +213,7 @@ class Exchange:
         error: BaseException | None = None
         try:
             try:
-                interrupts.arm(self)
+                interrupts.job = self  # `arm`
                 self._run(app)
             except BaseException as caught:
                 error = caught
@@ -200,7 +221,9 @@ class Exchange:
             error = caught
         while True:
             try:
-                interrupts.disarm()
+                interrupts.job = None  # `disarm`, where nobody has fired
+                if interrupts.fired:
+                    interrupts.disarm()
                 break
             except RequestTimeout as caught:
                 error = error or caught
@@ -225,7 +248,10 @@ class Exchange:
         for iterable in map(app, (self.environ,), (self.start_response,)):
             kind = type(iterable)
             if kind is list or kind is tuple:
-                self._send_list(iterable)  # type: ignore[arg-type]
+                if len(iterable) == 1:  # type: ignore[arg-type]
+                    self._send_whole(iterable[0])  # type: ignore[index]
+                else:
+                    self._send_list(iterable)  # type: ignore[arg-type]
                 return
             self._iterable = iterable
             if kind is FileWrapper and not self.connection.is_tls:
@@ -236,9 +262,6 @@ class Exchange:
         raise RuntimeError("the app raised StopIteration")  # which `map` takes for its end
 
     def _send_list(self, parts: list[bytes] | tuple[bytes, ...]) -> None:
-        if len(parts) == 1:
-            self._send_whole(parts[0])
-            return
         size = 0
         for chunk in parts:
             if type(chunk) is not bytes:
@@ -649,7 +672,7 @@ class Exchange:
             start = _encode(key)
         self._start = start
         self.status = start.status
-        if self.rule is None:
+        if self.rule is None and "werkzeug.request" in self.environ:
             # Flask takes its request out of the environ before the iterable is closed; here it still is.
             self.rule = werkzeug_rule(self.environ, self.connection.server.script_name)
         return self.write

@@ -417,12 +417,10 @@ class ThreadPool:
 
     def _failed(self, me: PoolThread, line: str) -> None:
         """Say so, and wait if threads fail again and again: what fails at once must not take all the time there is."""
-        now = self._clock()
-        try:
-            self._events.extend(self._epoll.poll(0, 1))
-        except (OSError, ValueError):
+        if not self._is_whole():
             self._end_all()
             return
+        now = self._clock()
         logger.critical(line, exc_info=True)
         self._failures = self._failures + 1 if now - self._failed_at < FORGIVEN else 0
         self._failed_at = now
@@ -430,6 +428,16 @@ class ThreadPool:
             if me.runs_handlers:
                 self.turn_busy(me)  # others go on meanwhile
             time.sleep(min(0.001 * 2 ** min(self._failures, 10), LONGEST_PAUSE))
+
+    def _is_whole(self) -> bool:
+        """Whether the epoll is still ours. It is asked without taking an event from it, which no thread might act on."""
+        try:
+            self._epoll.register(self._alarm)
+        except FileExistsError:
+            return True
+        except (OSError, ValueError):
+            pass
+        return False  # closed; or another file has its number by now
 
     def _end_all(self) -> None:
         with self._lock:

@@ -395,7 +395,8 @@ class WSGIServer:
             return True
         try:
             environ = connection.make_environ(head)
-            if self._run(thread, connection, head, environ, (head.method, head.path)) and self._put_back(connection):
+            key = (head.method, head.path)
+            if self._run(thread, connection, head, environ, key, now) and self._put_back(connection):
                 self._carry_on(thread, connection)
         except BaseException:
             self._abandon(connection)
@@ -536,13 +537,13 @@ class WSGIServer:
         if phase == IDLE and data == connection.known and data:
             head = connection.known_head
             assert head is not None
-            connection.began = self._clock()
+            connection.began = now = self._clock()
             if self._queue.size or not thread.runs_handlers:
                 connection.head = head
                 return self._enqueue(connection)
             environ = connection.known_environ.copy()
             environ["wsgi.input"] = BytesIO()
-            return self._run(thread, connection, head, environ, connection.known_key)
+            return self._run(thread, connection, head, environ, connection.known_key, now)
         if len(data) == RECV_BYTES or connection.is_tls:
             connection.readable = True  # there may be more, of which no event will tell
         if not data:
@@ -698,7 +699,7 @@ class WSGIServer:
                 connection.known_environ = environ.copy()
         elif len(data) <= KNOWN_BYTES:
             connection.seen = data
-        return self._run(thread, connection, head, environ, key)
+        return self._run(thread, connection, head, environ, key, self._clock())
 
     def _enqueue(self, connection: Connection) -> bool:
         connection.deadline = NEVER
@@ -711,7 +712,13 @@ class WSGIServer:
     # ------------------------------------------------------------------ requests
 
     def _run(
-        self, thread: PoolThread, connection: Connection, head: RequestHead, environ: Environ, key: pace.Key
+        self,
+        thread: PoolThread,
+        connection: Connection,
+        head: RequestHead,
+        environ: Environ,
+        key: pace.Key,
+        began: float,
     ) -> bool:
         """Run the handler and send its response; as `_read`."""
         pool = self.pool
@@ -723,11 +730,12 @@ class WSGIServer:
         quick = self._paces.is_quick(key)
         if not quick:
             pool.turn_busy(thread)
-        began = self._clock()
+            began = self._clock()
         if began >= self._date_until:
             self._renew_date(began)
-        context = RequestContext(expires=began + self._timeout, latest=began + self._latest)
-        context.has_left = connection.is_left
+        context = RequestContext(
+            expires=began + self._timeout, latest=began + self._latest, has_left=connection.is_left
+        )
         exchange = Exchange(connection, head, environ, began, context)
         if connection.queued_at:
             exchange.queued = began - connection.queued_at

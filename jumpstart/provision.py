@@ -1,0 +1,249 @@
+"""
+The profile of a boot: from a file or out of a store, but none that the boot ledger warns of.
+
+    ledger     what dead boots were loading is blamed; after two failures in a row there is no profile at all
+    fetch      a store's local copy is brought up to date (`fetching.py`), in time or not
+    choose     one of the valid ones (`choice.py`)
+    ledger     that this boot loads it is written down before anything of it is used
+
+Raises nothing for what is wrong with files, stores or the ledger: every refusal is handed back with its reason.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jumpstart.choice import Candidate, choose, may_not
+from jumpstart.errors import ConfigError, ProfileRefusedError
+from jumpstart.ledger import Account, Attempt, Ledger
+from jumpstart.profile import Profile, Trust, read_bytes
+from jumpstart.records import Reason
+from jumpstart.report import Refusal
+from jumpstart.runtime import runtime_key, sources_digest
+from jumpstart.stores import build_of, decode_name, encode_build, is_store, profile_file, reader
+
+if TYPE_CHECKING:
+    from jumpstart.fetching import Copied
+
+LEDGER = "boot ledger"
+
+Share = Callable[[Profile], float]
+"""Tells which share of a profile's records applies here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """
+    What a boot asks for.
+
+    Attributes:
+        source: what ``--profile`` names: a file, a folder or a URL.
+        build: the operator's id of this build, or "": then the sources in *app_dir* tell.
+        copies: folder of the local copies of stores; "" keeps none.
+        ledger: folder of the boot ledger; "" does without.
+        ledger_key: of this app, tenant and runtime.
+        server, generation: who boots, as the ledger knows it.
+        seed: of the choice; "" is another one at each boot.
+    """
+
+    source: str
+    app: str
+    tenant: str
+    app_dir: str
+    build: str = ""
+    keys: str
+    trust: Trust
+    max_age_s: float
+    fetch_timeout_s: float
+    copies: str = ""
+    ledger: str = ""
+    ledger_key: str = ""
+    server: str = ""
+    generation: int = 0
+    seed: str = ""
+
+
+@dataclass
+class Provision:
+    """
+    What was found.
+
+    Attributes:
+        profile: None when there is none that may be used.
+        where: its name in reports.
+        refusals: why there is none.
+        passed: what else was not as it should be; costs nothing where a profile was found.
+    """
+
+    profile: Profile | None = None
+    where: str = ""
+    refusals: list[Refusal] = field(default_factory=list)
+    passed: list[Refusal] = field(default_factory=list)
+
+
+def provide(wanted: Wanted, share: Share) -> Provision:
+    """Find the profile of this boot."""
+    found = Provision()
+    ledger = Ledger(Path(wanted.ledger), wanted.ledger_key) if wanted.ledger and wanted.server else None
+    account: Account | None = None
+    if ledger is not None:
+        try:
+            account = ledger.open()
+        except ProfileRefusedError as error:
+            found.passed.append(Refusal(LEDGER, error.reason, error.detail))
+            ledger = None
+    if account is not None and not account.may_load:
+        detail = f"the last {account.failures} boots with one died before they had served for a while; this is without"
+        found.refusals.append(Refusal("profile", Reason.CRASHED, detail))
+        return found
+    try:
+        from_store = is_store(wanted.source)
+        path = Path() if from_store else profile_file(wanted.source)
+    except ConfigError as error:
+        found.refusals.append(Refusal("profile", Reason.UNREADABLE, str(error)))
+        return found
+    avoid = account.avoid if account is not None else frozenset()
+    attempt = _from_store(wanted, ledger, avoid, share, found) if from_store else _from_file(wanted, path, avoid, found)
+    if ledger is not None and attempt is not None:
+        try:
+            ledger.begin(attempt)
+        except ProfileRefusedError as error:
+            found.passed.append(Refusal(LEDGER, error.reason, error.detail))
+    return found
+
+
+def _from_file(wanted: Wanted, path: Path, avoid: frozenset[str], found: Provision) -> Attempt | None:
+    found.where = f"profile {path.name}"
+    parse = reader(Path(wanted.keys), wanted.trust, wanted.max_age_s)
+    try:
+        profile = parse(read_bytes(path))
+    except ProfileRefusedError as error:
+        found.refusals.append(Refusal(found.where, error.reason, error.detail))
+        return None
+    refusal = may_not(Candidate(profile.manifest.id, ""), avoid)
+    if refusal is not None:
+        found.refusals.append(Refusal(found.where, refusal.reason, refusal.detail))
+        return None
+    found.profile = profile
+    return _attempt(wanted, profile)
+
+
+def _attempt(wanted: Wanted, profile: Profile, url: str = "", path: str = "") -> Attempt | None:
+    if not wanted.server:
+        return None
+    return Attempt(
+        server=wanted.server,
+        generation=wanted.generation,
+        profile=profile.manifest.id,
+        url=url,
+        path=path,
+        began=datetime.now(UTC),
+    )
+
+
+def _from_store(
+    wanted: Wanted, ledger: Ledger | None, avoid: frozenset[str], share: Share, found: Provision
+) -> Attempt | None:
+    from jumpstart.fetching import FetchOrder, fetch, read_copies  # where a file is named, nobody pays for these
+
+    build = wanted.build or sources_digest(Path(wanted.app_dir)).rpartition(":")[2][:16]
+    seed = wanted.seed or secrets.token_hex(8)
+    with ExitStack() as stack:
+        copies = _copies(wanted, found, stack)
+        order = FetchOrder(
+            url=wanted.source,
+            copies=str(copies),
+            app=wanted.app,
+            tenant=wanted.tenant,
+            build=build,
+            keys=wanted.keys,
+            trust=wanted.trust,
+            max_age_s=wanted.max_age_s,
+            seed=seed,
+            avoid=sorted(avoid),
+        )
+        under_way = _under_way(wanted, ledger)
+        if under_way is None:  # else the mold has fetched it a moment ago
+            found.passed += fetch(order, wanted.fetch_timeout_s).refusals
+        copied, refusals = read_copies(order)
+    found.passed += [refusal for refusal in refusals if refusal not in found.passed]
+    chosen = _choose(copied, build, avoid, seed, under_way, share, found)
+    if chosen is None:
+        detail = f"the store {wanted.source} has none for {wanted.app} and tenant {wanted.tenant} that may be used"
+        found.refusals.append(Refusal("profile", _main_reason(found), detail))
+        return None
+    found.profile = chosen.profile
+    made = build_of(chosen.profile.manifest.app) if chosen.place.is_latest else decode_name(chosen.place.build)
+    found.where = f"profile {chosen.place.id[:12]} of {'this build' if made == build else f'build {made}'}"
+    return _attempt(wanted, chosen.profile, wanted.source, chosen.place.path)
+
+
+def _copies(wanted: Wanted, found: Provision, stack: ExitStack) -> Path:
+    """The folder of the local copy; one for this boot alone, where none can be kept."""
+    import tempfile
+
+    from jumpstart.fetching import private_copies
+
+    if wanted.copies:
+        try:
+            return private_copies(Path(wanted.copies), wanted.source)
+        except ProfileRefusedError as error:
+            found.passed.append(Refusal("copies of profiles", error.reason, error.detail))
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jumpstart-")))
+
+
+def _under_way(wanted: Wanted, ledger: Ledger | None) -> str | None:
+    """Id of the profile that another process of this generation loads already: all are to have the same."""
+    if ledger is None:
+        return None
+    try:
+        attempt = ledger.find(wanted.server, wanted.generation)
+    except ProfileRefusedError:
+        return None  # `open` has said so
+    return attempt.profile if attempt is not None else None
+
+
+def _choose(
+    copied: list[Copied],
+    build: str,
+    avoid: frozenset[str],
+    seed: str,
+    under_way: str | None,
+    share: Share,
+    found: Provision,
+) -> Copied | None:
+    by_id = {each.place.id: each for each in copied}
+    if under_way in by_id and under_way is not None:
+        return by_id[under_way]
+    candidates: list[Candidate] = []
+    for each in copied:
+        manifest = each.profile.manifest
+        where = f"profile {each.place.path}"
+        if manifest.runtime != runtime_key():
+            made = f"{manifest.runtime.implementation} {manifest.runtime.version} on {manifest.runtime.platform}"
+            found.passed.append(Refusal(where, Reason.OTHER_RUNTIME, f"made by {made}"))
+            continue
+        made = encode_build(build_of(manifest.app)) if each.place.is_latest else each.place.build
+        candidate = Candidate(each.place.id, made, votes=each.votes)
+        refusal = may_not(candidate, avoid)
+        if refusal is not None:
+            found.passed.append(Refusal(where, refusal.reason, refusal.detail))
+            continue
+        candidates.append(candidate)
+    own = encode_build(build)
+    if not any(each.build == own for each in candidates):  # only then do shares matter, and they take time
+        candidates = [Candidate(each.id, each.build, share(by_id[each.id].profile), each.votes) for each in candidates]
+    chosen = choose(candidates, build=own, avoid=avoid, seed=seed)
+    return by_id[chosen.id] if chosen is not None else None
+
+
+def _main_reason(found: Provision) -> Reason:
+    """Why there is no profile: what was said of the store or of the profiles in it, else that there are none."""
+    reasons = [refusal.reason for refusal in found.passed if refusal.where != LEDGER]
+    return reasons[0] if reasons else Reason.ABSENT
