@@ -34,6 +34,7 @@ class Line:
 
     Attributes:
         ended: seconds since 1970, None where the format does not tell.
+        tenant: whose request it was; empty where the format does not tell.
     """
 
     method: str
@@ -41,6 +42,7 @@ class Line:
     status: int
     duration_s: float
     ended: float | None
+    tenant: str = ""
 
 
 @dataclass
@@ -49,13 +51,13 @@ class LogStats:
     A whole log.
 
     Attributes:
-        routes: as of `jumpstart_warmup.observe.ObserverSnapshot`.
+        routes: tenant → route → statistics, as of `jumpstart_warmup.observe.ObserverSnapshot`.
         lines: that were requests.
         odd: lines that the format does not explain.
         first, last: ends of requests, in seconds since 1970; None where no line tells.
     """
 
-    routes: dict[str, RouteStats] = field(default_factory=dict)
+    routes: dict[str, dict[str, RouteStats]] = field(default_factory=dict)
     lines: int = 0
     odd: int = 0
     first: float | None = None
@@ -148,6 +150,7 @@ class _Entry(msgspec.Struct):
     status: int
     duration_ms: float
     time: datetime | None = None
+    tenant: str = ""
 
 
 _decode = msgspec.json.Decoder(_Entry).decode
@@ -162,13 +165,13 @@ def _read_json(line: str) -> Line | None:
         return None
     time = entry.time if entry.time is None or entry.time.tzinfo else entry.time.replace(tzinfo=UTC)
     ended = None if time is None else time.timestamp()
-    return Line(entry.method, entry.path, entry.status, entry.duration_ms / 1000, ended)
+    return Line(entry.method, entry.path, entry.status, entry.duration_ms / 1000, ended, entry.tenant)
 
 
 def read_log(lines: Iterable[str], reader: Reader) -> LogStats:
-    """Put all *lines* into statistics by route; memory does not grow with the log."""
+    """Put all *lines* into statistics by tenant and route; memory does not grow with the log."""
     stats = LogStats()
-    books: dict[str, _Book] = {}
+    books: dict[str, dict[str, _Book]] = {}
     for text in lines:
         if not text.strip():
             continue
@@ -180,11 +183,12 @@ def read_log(lines: Iterable[str], reader: Reader) -> LogStats:
         if line.ended is not None:
             stats.first = line.ended if stats.first is None else min(stats.first, line.ended)
             stats.last = line.ended if stats.last is None else max(stats.last, line.ended)
+        table = books.setdefault(line.tenant, {})
         key = f"{line.method} {_route(line)}"
-        if key not in books and len(books) >= MAX_ROUTES:
+        if key not in table and len(table) >= MAX_ROUTES:
             key = OTHER
-        books.setdefault(key, _Book()).add(line)
-    stats.routes = {key: book.stats() for key, book in books.items()}
+        table.setdefault(key, _Book()).add(line)
+    stats.routes = {tenant: {key: book.stats() for key, book in table.items()} for tenant, table in books.items()}
     return stats
 
 
@@ -195,23 +199,29 @@ def _route(line: Line) -> str:
 
 
 class _Book:
-    __slots__ = ("buckets", "errors", "latency_sum_s", "requests")
+    __slots__ = ("buckets", "errors", "latency_sum_s", "longest_s", "requests")
 
     def __init__(self) -> None:
         self.requests = 0
         self.errors = 0
         self.latency_sum_s = 0.0
+        self.longest_s = 0.0
         self.buckets = [0] * (len(BUCKETS_S) + 1)
 
     def add(self, line: Line) -> None:
         self.requests += 1
         self.errors += line.status >= 500
         self.latency_sum_s += line.duration_s
+        self.longest_s = max(self.longest_s, line.duration_s)
         self.buckets[bisect_left(BUCKETS_S, line.duration_s)] += 1
 
     def stats(self) -> RouteStats:
         return RouteStats(
-            requests=self.requests, errors=self.errors, latency_sum_s=self.latency_sum_s, buckets=tuple(self.buckets)
+            requests=self.requests,
+            errors=self.errors,
+            latency_sum_s=self.latency_sum_s,
+            longest_s=self.longest_s,
+            buckets=tuple(self.buckets),
         )
 
 

@@ -172,8 +172,8 @@ def measure(routes: Mapping[str, RouteStats], period_s: float, *, knows_cold: bo
                 errors=stats.errors,
                 rate=stats.requests / period_s,
                 mean_s=stats.latency_sum_s / stats.requests,
-                p50_s=quantile(stats.buckets, 0.5),
-                p99_s=quantile(stats.buckets, 0.99),
+                p50_s=quantile(stats.buckets, 0.5, stats.longest_s),
+                p99_s=quantile(stats.buckets, 0.99, stats.longest_s),
                 busy=stats.latency_sum_s / period_s,
                 wait_share=min(max(1 - stats.cpu_s / measured, 0.0), 1.0) if measured > 0 else None,
                 cold_share=stats.cold_requests / stats.requests if knows_cold else None,
@@ -182,11 +182,11 @@ def measure(routes: Mapping[str, RouteStats], period_s: float, *, knows_cold: bo
     return sorted(uses, key=lambda use: (-use.busy, use.route))
 
 
-def quantile(buckets: Sequence[int], share: float) -> float:
+def quantile(buckets: Sequence[int], share: float, longest_s: float = math.inf) -> float:
     """
     The time in seconds that *share* of the requests did not exceed, interpolated within its bucket.
 
-    Infinity where it lies beyond the last bound, 0 where there were no requests.
+    Never more than *longest_s*, the longest of them; 0 where there were no requests.
     """
     total = sum(buckets)
     if not total:
@@ -195,12 +195,11 @@ def quantile(buckets: Sequence[int], share: float) -> float:
     below = 0
     for index, count in enumerate(buckets):
         if count and below + count >= wanted:
-            if index == len(BUCKETS_S):
-                return math.inf
             low = BUCKETS_S[index - 1] if index else 0.0
-            return low + (BUCKETS_S[index] - low) * (wanted - below) / count
+            high = min(BUCKETS_S[index] if index < len(BUCKETS_S) else math.inf, longest_s)
+            return low + (high - low) * (wanted - below) / count if high > low else high
         below += count
-    return math.inf
+    return longest_s
 
 
 def difference(now: Mapping[str, RouteStats], before: Mapping[str, RouteStats]) -> dict[str, RouteStats]:
@@ -214,6 +213,7 @@ def difference(now: Mapping[str, RouteStats], before: Mapping[str, RouteStats]) 
                 cold_requests=max(stats.cold_requests - old.cold_requests, 0),
                 errors=max(stats.errors - old.errors, 0),
                 latency_sum_s=max(stats.latency_sum_s - old.latency_sum_s, 0.0),
+                longest_s=stats.longest_s,
                 cpu_requests=max(stats.cpu_requests - old.cpu_requests, 0),
                 cpu_s=max(stats.cpu_s - old.cpu_s, 0.0),
                 cpu_latency_s=max(stats.cpu_latency_s - old.cpu_latency_s, 0.0),
@@ -316,7 +316,7 @@ def _tenant(prefix: str, group: Sequence[Advice], envelope: Envelope, port: int)
     why = sorted({broken.invariant.value for each in group for broken in each.broken})
     lines = [
         f"# {', '.join(each.use.route for each in group)}",
-        f"# breaks of {envelope.tenant}: {', '.join(why)}",
+        f"# breaks of {envelope.tenant or 'its tier'}: {', '.join(why)}",
         f"[tenants.{_name(prefix, envelope.tenant)}]",
         f'bind = "127.0.0.1:{port}"',
         f'routes = ["{prefix}"]',

@@ -60,10 +60,19 @@ def test_a_log_becomes_statistics_by_route() -> None:
     lines = write("json", *records) + write("json", records[0], second=1_780_000_060)
     stats = read_log([*lines, "\n", "no line of ours\n"], compile_reader("json"))
     assert (stats.lines, stats.odd, stats.period_s) == (6, 1, 60)
-    assert stats.routes["GET /item/{}"].requests == 4
-    assert stats.routes["POST /chat"].errors == 1
-    assert stats.routes["POST /chat"].latency_sum_s == 40
-    assert stats.routes["GET (not found)"].requests == 1
+    assert stats.routes["web"]["GET /item/{}"].requests == 4
+    assert stats.routes["web"]["POST /chat"].errors == 1
+    assert stats.routes["web"]["POST /chat"].latency_sum_s == 40
+    assert stats.routes["web"]["GET (not found)"].requests == 1
+
+
+def test_tenants_of_one_log_are_told_apart() -> None:
+    lines = []
+    for tenant in ("web", "genai"):
+        make = compile_format("json", tenant=tenant, pid=7, wall_clock_ns=lambda: 0)
+        lines.append(make(AccessRecord(method="GET", target=b"/", status=200, total_s=0.1)).decode())
+    stats = read_log(lines, compile_reader("json"))
+    assert {tenant: list(routes) for tenant, routes in stats.routes.items()} == {"web": ["GET /"], "genai": ["GET /"]}
 
 
 def test_requests_that_were_none_are_left_out() -> None:

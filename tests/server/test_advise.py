@@ -36,6 +36,7 @@ def stats(requests: int, each_s: float, *, cpu_share: float | None = None, cold:
         requests=requests,
         cold_requests=cold,
         latency_sum_s=total,
+        longest_s=each_s,
         cpu_requests=0 if cpu_share is None else requests,
         cpu_s=0.0 if cpu_share is None else cpu_share * total,
         cpu_latency_s=0.0 if cpu_share is None else total,
@@ -149,6 +150,13 @@ def test_the_difference_of_two_looks() -> None:
     assert found["GET /"].latency_sum_s == pytest.approx(10)
     assert sum(found["GET /"].buckets) == 20
     assert found["GET /new"] == now["GET /new"]
+
+
+def test_no_time_is_longer_than_the_longest() -> None:
+    """A bucket from 2.5 to 5 s says little about requests that all took 3."""
+    [use] = measure({"GET /report": stats(60, 3.0)}, 60)
+    assert use.p50_s <= use.p99_s <= 3.0
+    assert judge(use, Envelope("web", timeout_s=4, threads=100)).verdict is Verdict.BELONGS
 
 
 @given(base=st.integers(10**7, 10**9), each=st.integers(0, 10**7), loads=st.lists(st.integers(0, 500), min_size=ENOUGH))

@@ -141,6 +141,7 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
         cold_requests: those with at least one cold event.
         errors: those with a status of 500 or more.
         latency_sum_s: seconds from the call of the app to the last chunk, summed.
+        longest_s: the longest of them.
         cpu_requests: those whose CPU time was measured: a sample.
         cpu_s: their seconds on the CPU, of thread or coroutine, summed.
         cpu_latency_s: their part of *latency_sum_s*.
@@ -153,6 +154,7 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
     cold_requests: int = 0
     errors: int = 0
     latency_sum_s: float = 0.0
+    longest_s: float = 0.0
     cpu_requests: int = 0
     cpu_s: float = 0.0
     cpu_latency_s: float = 0.0
@@ -187,6 +189,7 @@ class _Entry:
         "cpu_s",
         "errors",
         "latency_sum_s",
+        "longest_s",
         "requests",
     )
 
@@ -198,6 +201,7 @@ class _Entry:
         self.cold_requests = 0
         self.errors = 0
         self.latency_sum_s = 0.0
+        self.longest_s = 0.0
         self.buckets = [0] * (len(BUCKETS_S) + 1)
         self.cold_events: dict[str, int] = {}
         self.cold_names: dict[str, None] = {}
@@ -218,6 +222,7 @@ class _Entry:
             cold_requests=self.cold_requests,
             errors=self.errors,
             latency_sum_s=self.latency_sum_s,
+            longest_s=self.longest_s,
             cpu_requests=self.cpu_requests,
             cpu_s=self.cpu_s,
             cpu_latency_s=self.cpu_latency_s,
@@ -233,11 +238,12 @@ _CellKey = tuple[str, bytes, str | None, int, bool]  # method, target, rule, sta
 class _Cell:
     """Requests that were alike, and are not in the books yet."""
 
-    __slots__ = ("buckets", "cpu_latency_s", "cpu_requests", "cpu_s", "elapsed_s", "headers")
+    __slots__ = ("buckets", "cpu_latency_s", "cpu_requests", "cpu_s", "elapsed_s", "headers", "longest_s")
 
     def __init__(self, headers: Headers) -> None:
         self.headers = headers
         self.elapsed_s = 0.0
+        self.longest_s = 0.0
         self.cpu_requests = 0
         self.cpu_s = 0.0
         self.cpu_latency_s = 0.0
@@ -245,6 +251,7 @@ class _Cell:
 
     def add(self, elapsed_s: float, cpu_s: float) -> None:
         self.elapsed_s += elapsed_s
+        self.longest_s = max(self.longest_s, elapsed_s)
         self.buckets[bisect_left(BUCKETS_S, elapsed_s)] += 1
         if cpu_s >= 0:
             self.add_cpu(elapsed_s, cpu_s)
@@ -337,6 +344,7 @@ class Observer:
                 self._changes += 1
             entry.requests += number
             entry.latency_sum_s += cell.elapsed_s
+            entry.longest_s = max(entry.longest_s, cell.longest_s)
             entry.cpu_requests += cell.cpu_requests
             entry.cpu_s += cell.cpu_s
             entry.cpu_latency_s += cell.cpu_latency_s
@@ -384,6 +392,8 @@ class Observer:
             if known is None:
                 known = self._cells[key] = _Cell(headers)
             known.elapsed_s += elapsed_s
+            if elapsed_s > known.longest_s:
+                known.longest_s = elapsed_s
             known.buckets[bisect_left(BUCKETS_S, elapsed_s)] += 1
             if cpu_s >= 0:
                 known.add_cpu(elapsed_s, cpu_s)
@@ -454,6 +464,7 @@ def _add(one: RouteStats, two: RouteStats) -> RouteStats:
         cold_requests=one.cold_requests + two.cold_requests,
         errors=one.errors + two.errors,
         latency_sum_s=one.latency_sum_s + two.latency_sum_s,
+        longest_s=max(one.longest_s, two.longest_s),
         cpu_requests=one.cpu_requests + two.cpu_requests,
         cpu_s=one.cpu_s + two.cpu_s,
         cpu_latency_s=one.cpu_latency_s + two.cpu_latency_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from jumpstart.errors import ConfigError
 from jumpstart_server.access_reader import compile_reader, lines_of, read_log
 from jumpstart_server.advise import Advice, Envelope, Verdict, difference, judge, measure, seconds, tenants_for
 from jumpstart_server.cli.client import AdminClient
-from jumpstart_server.config import environment, paths_of_host
+from jumpstart_server.config import DEFAULT_FILES, environment, load_all, paths_of_host
 from jumpstart_warmup.observe import RouteStats
 
 ROUTES_SHOWN = 30
@@ -24,10 +25,17 @@ ROUTES_SHOWN = 30
 @click.option("--for", "period", type=click.FloatRange(min=1), metavar="SECONDS", help="Look for so long from now on.")
 @click.option("--access-log", "logs", multiple=True, metavar="FILE", help="An access log instead; repeatable.")
 @click.option("--access-logformat", "logformat", default="json", metavar="FORMAT", help="Of the log. [default: json]")
-@click.option("--timeout", type=click.FloatRange(min=0), default=30.0, help="Of the tier, with --access-log. [30 s]")
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="Of the tier in all, with --access-log.")
+@click.option("-c", "--config", "config_file", metavar="FILE", help="Whose tenants an access log is held against.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=30.0, help="Of a tenant that no file names. [30 s]")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Of a tenant that no file names, in all.")
 def advise(
-    admin: str | None, period: float | None, logs: tuple[str, ...], logformat: str, timeout: float, threads: int
+    admin: str | None,
+    period: float | None,
+    logs: tuple[str, ...],
+    logformat: str,
+    config_file: str | None,
+    timeout: float,
+    threads: int,
 ) -> int:
     """Hold each route against its tenant's envelope: it belongs, or tune one value, or give it a tenant of its own."""
     if logs:
@@ -39,8 +47,15 @@ def advise(
             raise ConfigError("the log does not tell how long it took; say it with --for SECONDS")
         if stats.odd:
             click.echo(f"{stats.odd} lines are of another form, or no requests: left out", err=True)
-        envelope = Envelope("the tier of this log", timeout_s=timeout, threads=threads)
-        _tell([envelope], {envelope.tenant: stats.routes}, length, {}, knows_cold=False)
+        known = _configured(config_file)
+        envelopes = []
+        for tenant in stats.routes:
+            if tenant not in known:
+                what = f"tenant {tenant}" if tenant else "the log's tenant"
+                of_threads = f"{threads} threads" if threads else "threads unknown"
+                click.echo(f"{what} is in no configuration file: --timeout {timeout:g} s, {of_threads}", err=True)
+            envelopes.append(known.get(tenant) or Envelope(tenant, timeout_s=timeout, threads=threads))
+        _tell(envelopes, stats.routes, length, {}, knows_cold=False)
         return 0
     client = AdminClient.find(admin, paths_of_host(environment()))
     document = client.get("/status")
@@ -57,6 +72,24 @@ def advise(
     memory = {each["tenant"]: _memory_each(each) for each in _tenants(document)}
     _tell([_envelope(each) for each in _tenants(document)], routes, length, memory)
     return 0
+
+
+def _configured(config_file: str | None) -> dict[str, Envelope]:
+    """The tenants of ``-c``, or of the file that is here; none where there is no file."""
+    if config_file is None and not any(Path(name).is_file() for name in DEFAULT_FILES):
+        return {}
+    envelopes = {}
+    for settings in load_all({}, environment(), config_file=config_file):
+        tenant = settings.tenant
+        threads = tenant.threads * tenant.workers if isinstance(tenant.threads, int) else 0
+        envelopes[settings.tenant_name] = Envelope(
+            settings.tenant_name,
+            timeout_s=tenant.timeout,
+            threads=threads,
+            workers=tenant.workers,
+            memory_limit=tenant.memory_limit,
+        )
+    return envelopes
 
 
 def _tenants(document: dict[str, Any]) -> Sequence[dict[str, Any]]:
@@ -112,7 +145,7 @@ def describe(envelope: Envelope, advice: Sequence[Advice], length_s: float) -> I
     busy = sum(each.use.busy for each in advice)
     of_threads = f" of {envelope.threads}" if envelope.threads else ""
     in_use = f"{busy:.1f}{of_threads} threads in use on average"
-    yield f"{envelope.tenant}: {requests} requests in {length_s:.0f} s, {in_use}"
+    yield f"{envelope.tenant or 'all'}: {requests} requests in {length_s:.0f} s, {in_use}"
     if not advice:
         return
     yield f"  {'in use':>8} {'req/s':>8} {'p50':>8} {'p99':>8} {'waits':>6} {'cold':>6}  route: verdict"
