@@ -52,6 +52,8 @@ class Recorder:
     """``msgpack`` when records hold bytes."""
     needs_trust: ClassVar[bool] = False
     """Records hold code, pickles or anything else that decides what the app computes: signed profiles only."""
+    counts: ClassVar[bool] = False
+    """The weights that it captures are counts of its own, without what was restored. Else `RecorderSet` sets them."""
     runtime_bound: ClassVar[bool] = False
     """Records mean something to the same Python version and platform only."""
 

@@ -55,6 +55,9 @@ class Reason(enum.StrEnum):
     DEADLINE = "deadline"  # the stage ran out of time
 
 
+MAX_WEIGHT = 2**53  # as JSON numbers go
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     One entry of a section.
@@ -127,14 +130,14 @@ def split_valid(records: Iterable[Record], digests: Digests, tally: Tally) -> li
 def merge(*sections: Iterable[Record], limit: int = 20_000) -> list[Record]:
     """
     Merge sections of one recorder: first-seen order is kept, a later record replaces an earlier one of the same key
-    and their weights add up. Past *limit* records the lightest are left out.
+    and their weights add up, to `MAX_WEIGHT` at most. Past *limit* records the lightest are left out.
     """
     merged: dict[str, Record] = {}
     for section in sections:
         for record in section:
             known = merged.get(record.key)
             if known is not None:
-                record = msgspec.structs.replace(record, weight=known.weight + record.weight)
+                record = msgspec.structs.replace(record, weight=min(known.weight + record.weight, MAX_WEIGHT))
             merged[record.key] = record
     if len(merged) <= limit:
         return list(merged.values())

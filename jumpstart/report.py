@@ -70,6 +70,7 @@ class WarmupReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         coverage: share of the recorded traffic whose routes they covered; None when that was not measured.
         replay: whether recorded requests were to be replayed.
+        too_slow: requests that would cost the next worker as much of its budget, and give it nothing.
     """
 
     sent: int = 0
@@ -80,6 +81,7 @@ class WarmupReport(msgspec.Struct, frozen=True, kw_only=True):
     cold_events: int = 0
     coverage: float | None = None
     replay: bool = True
+    too_slow: list[str] = []
 
 
 class BootReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.records import Reason, Record, Sections, Tally
 
@@ -119,6 +121,7 @@ class RecorderSet:
         self.recorders = tuple(recorders)
         self.off: dict[str, str] = {}
         self._by_name = {recorder.name: recorder for recorder in self.recorders}
+        self._restored: dict[str, set[str]] = {}  # what each was given: its weight is in the base already
         self._capturing = threading.Lock()
 
     @classmethod
@@ -137,6 +140,7 @@ class RecorderSet:
 
     def restore_early(self, sections: Sections, tallies: dict[str, Tally]) -> None:
         """Restore what the app's import profits from."""
+        self._note_base(sections)
         for recorder in self._on():
             records, tally = _open(recorder, sections, tallies)
             if records:
@@ -145,6 +149,7 @@ class RecorderSet:
 
     def restore(self, app: Any, sections: Sections, tallies: dict[str, Tally]) -> None:
         """Restore after the app's import; recorders without records are called too."""
+        self._note_base(sections)
         for recorder in self._on():
             records, tally = _open(recorder, sections, tallies)
             call_hook(self.off, recorder, "restore", app, records, tally)
@@ -163,7 +168,12 @@ class RecorderSet:
         self._close(sections, tallies)
 
     def capture(self, purpose: Purpose) -> dict[str, list[Record]]:
-        """Return what each recorder would want back, by name. Any thread; one capture at a time."""
+        """
+        Return what each recorder would want back, by name. Any thread; one capture at a time.
+
+        A record that was restored weighs nothing, but where the recorder counts (`Recorder.counts`): whoever merges has
+        the base, and no restart multiplies a weight.
+        """
         captured: dict[str, list[Record]] = {}
         with self._capturing:
             for recorder in self._on():
@@ -171,10 +181,22 @@ class RecorderSet:
                 if recorder.name in self.off:
                     continue
                 if isinstance(records, list) and all(isinstance(record, Record) for record in records):
-                    captured[recorder.name] = records
+                    captured[recorder.name] = records if recorder.counts else self._without_base(recorder, records)
                 else:
                     _switch_off(self.off, recorder, "capture", TypeError("capture() must return a list of records"))
         return captured
+
+    def _without_base(self, recorder: Recorder, records: list[Record]) -> list[Record]:
+        known = self._restored.get(recorder.name, set())
+        return [
+            msgspec.structs.replace(record, weight=0) if record.key in known and record.weight else record
+            for record in records
+        ]
+
+    def _note_base(self, sections: Sections) -> None:
+        for name, records in sections.items():
+            if records and name in self._by_name:
+                self._restored.setdefault(name, set()).update(record.key for record in records)
 
     def _on(self) -> list[Recorder]:
         return [recorder for recorder in self.recorders if recorder.name not in self.off]

@@ -15,7 +15,7 @@ import pytest
 import jumpstart.recorders
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.recorders import RecorderSet, load_recorders
-from jumpstart.records import Reason, Record, Tally
+from jumpstart.records import MAX_WEIGHT, Reason, Record, Tally, merge
 
 
 class Good(Recorder):
@@ -226,3 +226,33 @@ def test_loading_recorders_imports_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] {}\n"
+
+
+def test_no_restart_multiplies_a_weight() -> None:
+    """Whoever merges has the base: what was restored weighs nothing when it is captured again."""
+
+    class Keeps(Recorder):
+        name = "keeps"
+
+        def restore(self, app: Any, records: Sequence[Record], tally: Tally) -> None:
+            self.records = [*records, Record(key="new")]
+
+        def capture(self, purpose: Purpose) -> list[Record]:
+            return self.records
+
+    base = [Record(key="old", weight=7)]
+    for _ in range(100):
+        workers = []
+        for _ in range(12):
+            recorders = RecorderSet([Keeps(WarmSettings())])
+            recorders.restore(None, {"keeps": base}, {})
+            workers.append(recorders.capture("host")["keeps"])
+        base = merge(base, *workers)
+    weights = {record.key: record.weight for record in base}
+    assert weights == {"old": 7, "new": 12}
+
+
+def test_a_weight_has_an_end() -> None:
+    heavy = [Record(key="a", weight=MAX_WEIGHT - 1)]
+    [merged] = merge(heavy, heavy, heavy)
+    assert merged.weight == MAX_WEIGHT

@@ -14,6 +14,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+from jumpstart.context import RequestContext, enter
 from jumpstart_server.asgi.threads import LEAST_RESERVE, MOST_RESERVE, Threads, TurnLimiter
 from jumpstart_server.engine import PoolStats
 
@@ -322,3 +323,40 @@ def test_with_an_anyio_that_is_unknown_the_number_is_right_all_the_same(
 
     run(main())
     assert "this anyio is unknown" in caplog.text
+
+
+def test_a_thread_cannot_go_on_to_another_job_while_it_is_severed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the socket of that other one would be shut down."""
+    gate = Gate()
+    looks: list[bool] = []
+    ended = threading.Event()
+
+    def job() -> None:
+        try:
+            gate.wait()
+        finally:
+            ended.set()
+
+    def severing(native_id: int, is_ours: Callable[[int], bool]) -> None:
+        gate.open()
+        assert ended.wait(PATIENCE)  # its code has ended, and its thread would take the next job
+        time.sleep(0.05)
+        looks.append(any(not each.is_over for each in threads._jobs.values()))
+
+    async def main() -> None:
+        threads.install()
+        context = RequestContext()
+
+        async def handler() -> None:
+            enter(context)
+            await asyncio.to_thread(job)
+
+        task = request(handler())
+        await until(lambda: gate.inside)
+        threads.stop(context)
+        await asyncio.wait({task})
+
+    threads = Threads(1, may_sever=True)
+    monkeypatch.setattr("jumpstart_server.asgi.threads.sever", severing)
+    run(main())
+    assert looks == [True]

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -34,6 +35,10 @@ MAX_BODY = 10 * 1024 * 1024  # bytes of one body in a file of warm-up requests
 MAX_REPEAT = 10_000
 MAX_ROUTES = 500
 MAX_PER_ROUTE = 5
+# To judge a target costs some 0.2 ms, many times a small request. Where nearly each is new (searches, articles by
+# number), a sample tells as well which of them are hot: those come again.
+JUDGED_A_SECOND = 50
+JUDGED_AT_ONCE = 1000
 MAX_ROUTE_NAME = 512
 
 Headers = Iterable[tuple[str | bytes, str | bytes]]
@@ -63,6 +68,11 @@ class WarmRequest(msgspec.Struct, frozen=True):
     repeat: int = 1
     expect_status: int | None = None
     weight: int = 1
+
+    @property
+    def name(self) -> str:
+        """For people: ``GET /cart``."""
+        return f"{self.method} {self.path}"
 
     def is_success(self, status: int) -> bool:
         """Whether *status* is what this request should be answered with."""
@@ -270,18 +280,24 @@ class CorpusRecorder(Recorder):
     """
 
     name: ClassVar[str] = "corpus"
+    counts: ClassVar[bool] = True
 
-    def __init__(self, settings: WarmSettings, *, hosts: Collection[str] = ()) -> None:
-        """*hosts*: the names whose ``Host`` header may be recorded; see `scrub`."""
+    def __init__(
+        self, settings: WarmSettings, *, hosts: Collection[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """*hosts*: the names whose ``Host`` header may be recorded; see `scrub`. *clock*: in seconds."""
         super().__init__(settings)
         self._hosts = frozenset(host.lower() for host in hosts)
         self._lock = threading.Lock()
         self._routes: dict[str, _Route] = {}
         self._restored: dict[str, _Restored] = {}
+        self._clock = clock
+        self._judgements = float(JUDGED_AT_ONCE)
+        self._judged_at = clock()
 
     def observe_request(self, route: str, method: str, target: str, headers: Headers, number: int = 1) -> None:
         """
-        Count *number* real requests under their *route*, unless `scrub` finds them unfit.
+        Count *number* real requests under their *route*, unless `scrub` finds them unfit, or too many are new just now.
 
         The caller has checked that the answer was a 2xx or 3xx and that the request is evidence, that is, neither
         warm-up nor shadow. *headers* are read only when the target is new.
@@ -297,9 +313,22 @@ class CorpusRecorder(Recorder):
                 known.count += number
                 seen.count += number
                 return
+        if not self._may_judge():
+            return
         request = scrub(method, target, headers, hosts=self._hosts)
         if request is not None:
             self.record(route, request, number)
+
+    def _may_judge(self) -> bool:
+        """Take one of the targets that may be judged just now, if there is one left."""
+        with self._lock:
+            now = self._clock()
+            self._judgements = min(JUDGED_AT_ONCE, self._judgements + (now - self._judged_at) * JUDGED_A_SECOND)
+            self._judged_at = now
+            if self._judgements < 1:
+                return False
+            self._judgements -= 1
+            return True
 
     def record(self, route: str, request: WarmRequest, number: int = 1) -> None:
         """Count *number* requests that are scrubbed already."""

@@ -3,15 +3,19 @@ Warm an app up by calling it in this process; the responses are discarded.
 
 What this module promises: it comes to an end. Each request has a timeout, the whole has a budget, streams are left
 after a number of chunks or a second, and whatever the app raises is counted and reported, never raised again. (WSGI is
-the exception that a thread imposes: nobody can take a thread away from a handler that blocks. `warm_wsgi` looks at its
-budget between requests and between chunks; its caller runs it in a thread of its pool, with the pool's timeout.)
+the exception that a thread imposes: nobody can take a thread away from a handler that blocks. `WSGIWarmup` looks at its
+budget between requests and between chunks; its caller runs it in a thread, and leaves that when the time is over.)
+
+A handler sees its time as in a real request: `jumpstart.deadline` is what is left of the budget and of its timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from io import BytesIO
@@ -28,6 +32,7 @@ from jumpstart_warmup.observe import WARMUP_KEY, ASGIApp, Clock, Environ, Scope,
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 20  # reported in full; all are counted
+TIMEOUT_S = 10.0  # seconds for one request
 STREAM_CHUNKS = 100  # a stream that has sent that much has run its code
 STREAM_LIMIT_S = 1.0  # seconds from the start of a response to leaving it
 GRACE_S = 0.5  # seconds that an app gets to notice that its client has left
@@ -51,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
         error: None when all went well.
         elapsed_s: seconds until the app was done with it.
         cold_events: how many there were in it.
+        is_late: the app was not done with it when its time was over.
     """
 
     request: WarmRequest
@@ -58,6 +64,7 @@ class Outcome(msgspec.Struct, frozen=True):
     error: str | None
     elapsed_s: float
     cold_events: int
+    is_late: bool = False
 
 
 class WarmupResult(msgspec.Struct):
@@ -126,6 +133,12 @@ def _describe(error: BaseException) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
+def _context(seconds: float, has_left: Callable[[], bool] | None = None) -> RequestContext:
+    """Of a request that has *seconds*; nothing extends a deadline here, since a boot waits."""
+    expires = time.monotonic() + seconds
+    return RequestContext(warmup=True, expires=expires, latest=expires, has_left=has_left)
+
+
 def _cold_events(context: RequestContext) -> int:
     return len(context.events) + (len(import_events(context)) if context.imports else 0)
 
@@ -154,7 +167,7 @@ async def warm_asgi(
     state: Mapping[str, Any] | None = None,
     budget_s: float,
     clock: Clock = time.monotonic,
-    timeout_s: float = 10.0,
+    timeout_s: float = TIMEOUT_S,
     client: tuple[str, int] = ("127.0.0.1", 0),
     server: tuple[str, int] = ("127.0.0.1", 80),
     scheme: str = "http",
@@ -194,7 +207,7 @@ async def warm_asgi(
         call = _Call(request, stream_limit_s, stream_chunks, grace_s)
         begun = clock()
         error = await call.run(app, scope, timeout_s, left_s)
-        outcome = Outcome(request, call.status, error, clock() - begun, _cold_events(call.context))
+        outcome = Outcome(request, call.status, error, clock() - begun, _cold_events(call.context), call.is_late)
         result.add(outcome)
         on_result = _tell(on_result, outcome)
     result.elapsed_s = clock() - started
@@ -243,8 +256,9 @@ class _Call:
     """One request to an ASGI app."""
 
     def __init__(self, request: WarmRequest, stream_limit_s: float, stream_chunks: int, grace_s: float) -> None:
-        self.context = RequestContext(warmup=True)
+        self.context = _context(math.inf, lambda: self._left.is_set() and not self._complete)
         self.status: int | None = None
+        self.is_late = False
         self._request = request
         self._stream_limit_s = stream_limit_s
         self._stream_chunks = stream_chunks
@@ -259,6 +273,7 @@ class _Call:
 
     async def run(self, app: ASGIApp, scope: Scope, timeout_s: float, left_s: float) -> str | None:
         """Return what went wrong, or None."""
+        self.context.expires = self.context.latest = time.monotonic() + min(timeout_s, left_s)
         task = asyncio.create_task(self._guarded(app, scope))
         try:
             timed_out = await self._wait(task, min(timeout_s, left_s))
@@ -268,6 +283,7 @@ class _Call:
             if not task.done():
                 task.cancel()
         if timed_out and not self._complete:
+            self.is_late = True
             limit = f"the budget's last {left_s:.3g} s" if left_s < timeout_s else f"{timeout_s:g} s"
             return f"{'no response' if self.status is None else 'no complete response'} within {limit}"
         return self._verdict()
@@ -365,48 +381,103 @@ _strays: set[asyncio.Task[None]] = set()  # the loop itself keeps weak reference
 # --- WSGI -----------------------------------------------------------------------------------------------------------
 
 
-def warm_wsgi(
-    app: WSGIApp,
-    requests: Iterable[WarmRequest],
-    *,
-    budget_s: float,
-    clock: Clock = time.monotonic,
-    client: tuple[str, int] = ("127.0.0.1", 0),
-    server: tuple[str, int] = ("127.0.0.1", 80),
-    scheme: str = "http",
-    root_path: str = "",
-    multiprocess: bool = True,
-    stream_limit_s: float = STREAM_LIMIT_S,
-    stream_chunks: int = STREAM_CHUNKS,
-    on_result: OnResult | None = None,
-) -> WarmupResult:
+class WSGIWarmup:
     """
-    Send *requests* to a WSGI app, one after the other, in the calling thread; meant for a thread of the pool.
+    Sends requests to a WSGI app, one after the other, in the thread that calls `run`.
 
-    The environ says ``"jumpstart.warmup": True``. Arguments as for `warm_asgi`; *root_path* is the SCRIPT_NAME. A
-    handler that blocks cannot be stopped from here: budget and limits are looked at between requests and chunks.
-
-    Raises:
-        KeyboardInterrupt: and nothing else.
+    A handler that blocks cannot be stopped from here: budget and limits are looked at between requests and chunks. So
+    another thread may `leave`: it takes what there is, and what still runs is counted as late.
     """
-    started = clock()
-    result = WarmupResult()
-    sends = _sends(requests)
-    for number, request in enumerate(sends):
-        deadline = started + budget_s
-        if clock() >= deadline:
-            result.skipped = len(sends) - number
-            break
-        environ = _environ(request, client, server, scheme, root_path, multiprocess)
-        context = RequestContext(warmup=True)
-        begun = clock()
-        with request_context(context):
-            status, error = _call_wsgi(app, request, environ, clock, deadline, stream_limit_s, stream_chunks)
-        outcome = Outcome(request, status, error, clock() - begun, _cold_events(context))
-        result.add(outcome)
-        on_result = _tell(on_result, outcome)
-    result.elapsed_s = clock() - started
-    return result
+
+    def __init__(
+        self,
+        app: WSGIApp,
+        requests: Iterable[WarmRequest],
+        *,
+        budget_s: float,
+        clock: Clock = time.monotonic,
+        timeout_s: float = TIMEOUT_S,
+        client: tuple[str, int] = ("127.0.0.1", 0),
+        server: tuple[str, int] = ("127.0.0.1", 80),
+        scheme: str = "http",
+        root_path: str = "",
+        multiprocess: bool = True,
+        stream_limit_s: float = STREAM_LIMIT_S,
+        stream_chunks: int = STREAM_CHUNKS,
+        on_result: OnResult | None = None,
+    ) -> None:
+        """
+        The environ says ``"jumpstart.warmup": True``. Arguments as for `warm_asgi`; *root_path* is the SCRIPT_NAME.
+
+        Args:
+            timeout_s: what each handler is told that it has, at most; nothing enforces it.
+            on_result: called in the thread of `run`, or in that of `leave`; never after `leave`.
+        """
+        self._app = app
+        self._sends = _sends(requests)
+        self._budget_s = budget_s
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._client, self._server, self._scheme, self._root_path = client, server, scheme, root_path
+        self._multiprocess = multiprocess
+        self._stream_limit_s, self._stream_chunks = stream_limit_s, stream_chunks
+        self._on_result = on_result
+        self._lock = threading.Lock()  # held for what both threads change, never while the app runs
+        self._result = WarmupResult()
+        self._started = clock()
+        self._running: tuple[WarmRequest, RequestContext, float] | None = None
+        self._is_over = False
+
+    def run(self) -> WarmupResult:
+        """
+        Send all, as far as the budget goes.
+
+        Raises:
+            KeyboardInterrupt: and nothing else.
+        """
+        self._started = self._clock()
+        deadline = self._started + self._budget_s
+        for request in self._sends:
+            begun = self._clock()
+            with self._lock:
+                if self._is_over or begun >= deadline:
+                    break
+                context = _context(min(deadline - begun, self._timeout_s))
+                self._running = request, context, begun
+            environ = _environ(request, self._client, self._server, self._scheme, self._root_path, self._multiprocess)
+            with request_context(context):
+                status, error = _call_wsgi(
+                    self._app, request, environ, self._clock, deadline, self._stream_limit_s, self._stream_chunks
+                )
+            with self._lock:
+                if self._is_over:
+                    break
+                self._running = None
+                self._count(Outcome(request, status, error, self._clock() - begun, _cold_events(context)))
+        with self._lock:
+            return self._end()
+
+    def leave(self) -> WarmupResult:
+        """Return what there is by now; from any thread. A `run` that goes on changes nothing any more."""
+        with self._lock:
+            if self._running is not None and not self._is_over:
+                request, context, begun = self._running
+                context.is_stopped = True
+                elapsed = self._clock() - begun
+                error = f"its handler did not return within {elapsed:.3g} s; going on without it"
+                self._count(Outcome(request, None, error, elapsed, _cold_events(context), is_late=True))
+            return self._end()
+
+    def _count(self, outcome: Outcome) -> None:
+        self._result.add(outcome)
+        self._on_result = _tell(self._on_result, outcome)
+
+    def _end(self) -> WarmupResult:
+        if not self._is_over:
+            self._is_over = True
+            self._result.skipped = len(self._sends) - self._result.requests
+            self._result.elapsed_s = self._clock() - self._started
+        return self._result
 
 
 def _environ(

@@ -168,7 +168,8 @@ class Threads:
     def _sever(self, job: _Job) -> None:
         if not self._may_sever or job.severed >= SEVERS:
             return
-        what = sever(job.native_id, self.is_ours)
+        with job.interrupts.hold(job) as runs:  # or the thread might wait on another job's socket by then
+            what = sever(job.native_id, self.is_ours) if runs else None
         if what is not None:
             job.severed += 1
             logger.info("a thread of a request that was stopped waited on %s, which is shut down", what)
