@@ -50,10 +50,18 @@ def _prepare_for_signals() -> None:
     an import that a KeyboardInterrupt ends may raise anything else. *waiting* ends with its channel. Other signals are
     held back; the supervisor lets them in when it has handlers for them.
     """
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    for number in (signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, lambda *_: os._exit(STOPPED))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, lambda caught, _: _stop(caught))
     early_signals.hold()
+
+
+def _stop(number: int) -> None:
+    """As the supervisor says it; there is no log yet."""
+    try:
+        os.write(2, f"{signal.Signals(number).name}: stopped before it was ready\n".encode())
+    except OSError:
+        pass  # closed, or read by nobody
+    os._exit(INTERRUPTED if number == signal.SIGINT else STOPPED)
 
 
 def _open_standard_streams() -> None:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+LAST_PORT = 65535
 NO_SUCH_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 SUN_PATH_LIMIT = 100  # bytes; sockaddr_un holds 108 on Linux, 104 on BSD and macOS
 
@@ -67,7 +68,12 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT, *, option: str = 
             port = rest[1:] if rest.startswith(":") else (port if bracket and not rest else "")
         elif text.count(":") == 1:
             host, _, port = text.partition(":")
-        if _is_number(port) and int(port) <= 65535 and "/" not in host:
+        if text == host and host.isdecimal() and host.isascii():
+            hint = f"write :{text}, or HOST:{text}" if _is_port(text) else f"a port is at most {LAST_PORT}"
+            raise ConfigError(f"{option} {text}: {text} is read as a host; {hint}")
+        if port.isdecimal() and port.isascii() and not _is_port(port):
+            raise ConfigError(f"{option} {text}: a port is at most {LAST_PORT}")
+        if _is_port(port) and "/" not in host:
             return Address(host=host or "0.0.0.0", port=int(port))
     raise ConfigError(f"{option} {text}: write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER")
 
@@ -94,6 +100,10 @@ def socket_permissions(tenant: TenantSettings) -> int:
     """
     permissions = parse_permissions(tenant.uds_permissions)
     return permissions & ~parse_permissions(tenant.umask) if tenant.umask else permissions
+
+
+def _is_port(text: str) -> bool:
+    return _is_number(text) and int(text) <= LAST_PORT
 
 
 def _is_number(text: str) -> bool:
@@ -137,11 +147,19 @@ def bind(address: Address, permissions: int | None = None, owner: Identity | Non
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(f"{address} is in use by another process") from None
-        raise ConfigError(f"--bind {address}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot serve on {address}: {error.strerror or error}{_remedy(error, address)}") from None
     except (ValueError, OverflowError) as error:  # a NUL in a path, a host name that cannot be encoded, a huge number
-        raise ConfigError(f"--bind {address}: {error}") from None
+        raise ConfigError(f"cannot serve on {address}: {error}") from None
     bound.setblocking(False)
     return bound
+
+
+def _remedy(error: OSError, address: Address) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"; this host has no address {address.host}: 0.0.0.0 is all that it has, 127.0.0.1 itself"
+    if error.errno == errno.EACCES and 0 < address.port < 1024:
+        return "; ports below 1024 are root's, see --user"
+    return ""
 
 
 def _duplicate(address: Address) -> socket.socket:
@@ -154,7 +172,7 @@ def _duplicate(address: Address) -> socket.socket:
     problem = _why_not_to_serve_on(bound)
     if problem:
         bound.close()
-        raise ConfigError(f"--bind {address}: {problem}")
+        raise ConfigError(f"cannot serve on {address}: {problem}")
     return bound
 
 
@@ -176,7 +194,7 @@ def _bind_internet(address: Address) -> socket.socket:
         if error.errno not in NO_SUCH_ADDRESS or ":" not in address.host:
             raise
         if address.host.strip("0:"):
-            raise ConfigError(f"--bind {address}: no such address here, perhaps no IPv6 at all") from None
+            raise ConfigError(f"cannot serve on {address}: no such address here, perhaps no IPv6 at all") from None
         logger.warning("there is no IPv6 here: 0.0.0.0:%d in place of %s", address.port, address)
         return _bind_host(Address(host="0.0.0.0", port=address.port))
 
@@ -200,7 +218,7 @@ def _bind_path(address: Address, permissions: int | None) -> socket.socket:
     path = Path(address.path)
     if len(os.fsencode(address.path)) > SUN_PATH_LIMIT:
         raise ConfigError(
-            f"--bind {address}: the path is longer than {SUN_PATH_LIMIT} bytes, which sockets do not take"
+            f"cannot serve on {address}: the path is longer than {SUN_PATH_LIMIT} bytes, which sockets do not take"
         )
     remove_dead_socket(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -2,7 +2,8 @@
 The one place that reads the environment and configuration files, and turns them into frozen `Settings`.
 
 Precedence: command line, `JUMPSTART_*` environment, `jumpstart.toml` (or ``[tool.jumpstart]`` in `pyproject.toml`),
-defaults. A value that is unknown or out of range is a `ConfigError` that names where it stands and what is allowed.
+defaults. A value that is unknown or out of range is a `ConfigError` that names where it stands and what is allowed; all
+that is wrong is told at once (`SeveralErrors`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from jumpstart_server.envfile import parse_env_file
 from jumpstart_server.forwarded import TrustedProxies
 from jumpstart_server.logfile import STREAM
 from jumpstart_server.privileges import identity_of
+from jumpstart_server.problems import GUNICORN_SETTINGS, Errors, Places, advice, keys_of, place_of, unknown_name
 from jumpstart_server.settings import (
     BYTES,
     SECTIONS,
@@ -65,6 +67,16 @@ EVERYWHERE = frozenset({"0.0.0.0", "::"})
 COMMAND_LINE, ENVIRONMENT, FILE, OTHER_ENVIRONMENT = range(4)  # sources, strongest first
 Sources = dict[str, str]
 """Option (``tenant.workers``) → where its value stands; what is not in it is the default."""
+SYNONYMS = {"log_level": {"warn": "warning", "fatal": "critical", "trace": "debug"}}
+"""Option → words of logging and of uvicorn → ours."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A value of the command line and the spelling of its option that was typed."""
+
+    value: Any
+    flag: str
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ def load_settings(
     Merge all sources into settings.
 
     Args:
-        command_line: option key (``tenant.workers``) → value, for what was given.
+        command_line: option key (``tenant.workers``) → value, for what was given; `Typed` where the spelling is known.
         environ: the environment variables.
         config_file: ``-c``; by default jumpstart.toml or pyproject.toml of *cwd*, where there is one.
         tenant: which tenant of the file; not needed when it has one.
@@ -134,22 +146,28 @@ def load_settings(
     """
     cwd = cwd or Path.cwd()
     document, file = _read_file(config_file, cwd)
-    tenant_name, tables = _tables(document, file, tenant)
+    errors = Errors()
+    tenant_name, tables = _tables(document, file, tenant, errors)
     of_env_file = _read_env_file(command_line, environ, tables, file, cwd)
     sockets = activated_sockets(environ, os.getpid())
     environ = {**of_env_file, **environ}
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     ranks: dict[str, int] = {}
+    places: Sources = {}
     for option in declared_options():
         value = _lookup(option, command_line, environ, tables, file, tenant_name)
         if value is not None:
-            values[option.section][option.key] = _convert(option, value, file, cwd)
+            with errors.gather():
+                values[option.section][option.key] = _convert(option, value, file, cwd)
             ranks[option.key] = value.rank
-            if sources is not None:
-                sources[f"{option.section}.{option.key}"] = value.place
+            places[f"{option.section}.{option.key}"] = value.place
+    errors.raise_any()
+    if sources is not None:
+        sources.update(places)
     _keep_one_address(values["tenant"], ranks)
     _take_activated(values["tenant"], ranks, sockets, tenant_name, is_alone=len(document.get("tenants", ())) < 2)
-    _refuse_idle_permissions(values["tenant"], ranks)
+    with errors.gather():
+        _refuse_idle_permissions(values["tenant"], ranks, Places(places, tenant_name))
     _switch_access_log(values["tenant"], ranks)
     if not values["app"].get("app_dir"):
         values["app"]["app_dir"] = values["app"].get("chdir") or str(cwd)
@@ -159,14 +177,15 @@ def load_settings(
         tenant=SECTIONS["tenant"](**values["tenant"]),  # type: ignore[arg-type]
         profile=SECTIONS["profile"](**values["profile"]),  # type: ignore[arg-type]
         server=SECTIONS["server"](**values["server"]),  # type: ignore[arg-type]
-        logging=_read_log_config(values["server"].get("log_config", "")),
+        logging=_read_log_config(values["server"].get("log_config", ""), places.get("server.log_config", "")),
         tenant_name=tenant_name,
         environment=of_env_file,
         home_cache=str(hosts.cache),
         home_state=str(hosts.state),
         home_config=str(hosts.config),
     )
-    _check(settings)
+    _check(settings, Places(places, tenant_name), errors)
+    errors.raise_any()
     return settings
 
 
@@ -211,7 +230,12 @@ def load_all(
                     f"{value.place} is for one tenant, and {file} has {names}; "
                     "name one with --tenant, or write it there"
                 )
-    found = [load(name) for name in tenants]
+    found = []
+    errors = Errors()
+    for name in tenants:
+        with errors.gather():
+            found.append(load(name))
+    errors.raise_any()
     _refuse_shared_addresses(found)
     workers = sum(settings.tenant.workers for settings in found)
     return [msgspec.structs.replace(settings, all_workers=workers) for settings in found]
@@ -298,6 +322,13 @@ def tenant_names(config_file: str | None, cwd: Path) -> list[str | None]:
 
 
 def _read_file(config_file: str | None, cwd: Path) -> tuple[dict[str, Any], Path | None]:
+    if config_file and (config_file.endswith(".py") or config_file.startswith(("python:", "file:"))):
+        samples = ("bind", "workers", "timeout", "accesslog", "errorlog", "wsgi_app")
+        shown = ", ".join(f"{name} is {GUNICORN_SETTINGS[name]}" for name in samples)
+        raise ConfigError(
+            f"-c {config_file}: gunicorn's configuration files, which are Python, are not read; write jumpstart.toml, "
+            f"with tables [app], [tenants.web] and [server]: {shown}; docs/settings.md has the others"
+        )
     candidates = [cwd / config_file] if config_file else [cwd / name for name in DEFAULT_FILES]
     for path in candidates:
         try:
@@ -328,11 +359,16 @@ def _read_file(config_file: str | None, cwd: Path) -> tuple[dict[str, Any], Path
     return {}, None
 
 
-def _tables(document: dict[str, Any], file: Path | None, tenant: str | None) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Pick the tenant and return section → table; unknown tables and keys are errors."""
+def _tables(
+    document: dict[str, Any], file: Path | None, tenant: str | None, errors: Errors
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Pick the tenant and return section → table; unknown tables and keys go to *errors*."""
     tenants = document.get("tenants", {})
     if not isinstance(tenants, dict) or not all(isinstance(table, dict) for table in tenants.values()):
-        raise ConfigError(f"{file}: tenants: write tables, one per tenant: [tenants.web]")
+        hint = ""
+        if isinstance(tenants, dict) and (keys := [key for key, each in tenants.items() if not isinstance(each, dict)]):
+            hint = f"; {', '.join(keys)} stands in none of them"
+        raise ConfigError(f"{file}: tenants: write tables, one per tenant: [tenants.web]{hint}")
     if tenant is None:
         if len(tenants) > 1:
             raise ConfigError(f"{file}: has {len(tenants)} tenants ({', '.join(tenants)}); name one with --tenant")
@@ -348,23 +384,17 @@ def _tables(document: dict[str, Any], file: Path | None, tenant: str | None) -> 
         if name == "tenants":
             continue
         if name not in SECTIONS or name == "tenant":
-            known = [section for section in SECTIONS if section != "tenant"]
-            raise ConfigError(f"{file}: unknown table or key {name!r}; allowed are {', '.join([*known, 'tenants'])}")
-        if not isinstance(table, dict):
-            raise ConfigError(f"{file}: {name} must be a table: [{name}]")
-        tables[name] = table
+            errors.add(f"{file}: {unknown_name(name, table, tenant)}")
+        elif not isinstance(table, dict):
+            errors.add(f"{file}: {name} must be a table: [{name}]")
+        else:
+            tables[name] = table
     for section, table in tables.items():
-        allowed = [option.key for option in declared_options() if option.section == section]
+        allowed = keys_of(section)
         for key in table:
             if key not in allowed:
-                close = difflib.get_close_matches(key, allowed, 1)
-                hint = f"; did you mean {close[0]!r}?" if close else f"; allowed are {', '.join(allowed)}"
-                raise ConfigError(f"{file}: {_place(section, tenant)} has no key {key!r}{hint}")
+                errors.add(f"{file}: {place_of(section, tenant)} has no key {key!r}{advice(key, section, tenant)}")
     return tenant, tables
-
-
-def _place(section: str, tenant: str) -> str:
-    return f"[tenants.{tenant}]" if section == "tenant" else f"[{section}]"
 
 
 def _lookup(
@@ -376,13 +406,16 @@ def _lookup(
     tenant: str,
 ) -> _Value | None:
     given = command_line.get(f"{option.section}.{option.key}")
+    flag = option.name_on_command_line
+    if isinstance(given, Typed):
+        given, flag = given.value, given.flag
     if given is not None and given != ():
-        return _Value(given, option.flags[0] if option.flags else "TARGET", COMMAND_LINE)
+        return _Value(given, flag, COMMAND_LINE)
     if environ.get(option.env):  # empty is unset, as for other servers' variables
         return _Value(_from_environment(option, environ[option.env]), option.env, ENVIRONMENT)
     table = tables.get(option.section, {})
     if option.key in table:
-        return _Value(table[option.key], f"{file}: {_place(option.section, tenant)} {option.key}", FILE)
+        return _Value(table[option.key], f"{file}: {place_of(option.section, tenant)} {option.key}", FILE)
     for name in option.other_env:
         if environ.get(name):
             return _Value(_from_environment(option, environ[name]), name, OTHER_ENVIRONMENT)
@@ -425,13 +458,13 @@ def _take_activated(
         logger.warning("the service manager passed %d sockets, and an address of another kind is given", len(sockets))
 
 
-def _refuse_idle_permissions(tenant: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
+def _refuse_idle_permissions(tenant: Mapping[str, Any], ranks: Mapping[str, int], places: Places) -> None:
     """Those of a file may belong to a socket that the command line has put another address in the place of."""
     has_socket = "uds" in tenant or any(text.startswith("unix:") for text in tenant.get("bind", ()))
     if ranks.get("uds_permissions") == COMMAND_LINE and not has_socket:
         raise ConfigError(
-            f"--uds-permissions {tenant['uds_permissions']}: there is no Unix socket of ours; name one with --uds PATH "
-            "or --bind unix:PATH, or leave the option out"
+            f"{places.of('uds_permissions')} {tenant['uds_permissions']}: there is no Unix socket of ours; name one "
+            "with --uds PATH or --bind unix:PATH, or leave the option out"
         )
 
 
@@ -473,7 +506,7 @@ def _read_env_file(
     return {name: text for name, text in found.items() if name not in environ}
 
 
-def _read_log_config(path: str) -> LogConfig | None:
+def _read_log_config(path: str, place: str) -> LogConfig | None:
     """What the file of ``--log-config`` holds; the processes apply it."""
     if not path:
         return None
@@ -482,29 +515,29 @@ def _read_log_config(path: str) -> LogConfig | None:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--log-config {path}: cannot be read: {error}") from None
+        raise ConfigError(f"{place} {path}: cannot be read: {error}") from None
     kind = Path(path).suffix.lower()
     try:
         if kind == ".json":
             document = msgspec.json.decode(text)
         elif kind in (".yaml", ".yml"):
-            document = _parse_yaml(text, path)
+            document = _parse_yaml(text, path, place)
         else:
             configparser.ConfigParser().read_string(text)
             return LogConfig(path=path, ini=text or "\n")
     except (msgspec.DecodeError, configparser.Error, ValueError) as error:
         what = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}.get(kind, "an .ini file")
-        raise ConfigError(f"--log-config {path}: not {what}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{place} {path}: not {what}: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
-        raise ConfigError(f"--log-config {path}: must hold one object, as logging.config.dictConfig takes it")
+        raise ConfigError(f"{place} {path}: must hold one object, as logging.config.dictConfig takes it")
     return LogConfig(path=path, document=document)
 
 
-def _parse_yaml(text: str, path: str) -> Any:
+def _parse_yaml(text: str, path: str, place: str) -> Any:
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:
-        raise ConfigError(f"--log-config {path}: YAML needs PyYAML: pip install pyyaml, or write JSON") from None
+        raise ConfigError(f"{place} {path}: YAML needs PyYAML: pip install pyyaml, or write JSON") from None
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -521,6 +554,9 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
         raw = [raw]  # bind = "127.0.0.1:8000" reads better than a list of one
     if option.key == "target" and not value.textual and raw == "":
         raise ConfigError(f"{value.place}: empty")
+    if option.choices and isinstance(raw, str):
+        word = SYNONYMS.get(option.key, {}).get(raw.lower(), raw.lower())
+        raw = word if word in option.choices else raw
     if option.unit == BYTES:
         raw = parse_size(raw, option=value.place)
     try:
@@ -530,6 +566,10 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
     except msgspec.ValidationError:
         unit = f" ({option.unit})" if option.unit else ""
         raise ConfigError(f"{value.place}: {raw!r} is not allowed; write {allowed_values(option)}{unit}") from None
+    if option.key == "bind":
+        for text in converted:
+            if not text.startswith("fd://"):  # may be a name, which `addresses_of_tenant` knows
+                parse_address(text, option=value.place)
     if option.key in TEXTS_OF_OWN_FORM and (converted or option.key == "access_logformat"):
         TEXTS_OF_OWN_FORM[option.key](converted, option=value.place)
     if option.key == "root_path":
@@ -545,57 +585,67 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
     return converted
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: Settings, places: Places, errors: Errors) -> None:
+    """Look at values together, and at the files and folders that they name."""
     tenant = settings.tenant
-    ways = [
-        name
-        for name, given in (
-            ("--bind", bool(tenant.bind)),
-            ("--host/--port", bool(tenant.host) or tenant.port is not None),
-            ("--uds", bool(tenant.uds)),
-            ("--fd", tenant.fd is not None),
-        )
-        if given
-    ]
-    if len(ways) > 1:
-        raise ConfigError(f"{' and '.join(ways)} say the address twice; keep one")
-    identity_of(settings.server.user, settings.server.group)  # complain before anything is started
+    ways = {
+        "bind": bool(tenant.bind),
+        "host": bool(tenant.host),
+        "port": tenant.port is not None and not tenant.host,  # with a host it is one address
+        "uds": bool(tenant.uds),
+        "fd": tenant.fd is not None,
+    }
+    given = [key for key, is_given in ways.items() if is_given]
+    if len(given) > 1:
+        number = {2: "twice", 3: "three times"}.get(len(given), f"{len(given)} times")
+        errors.add(f"{places.together(*given)} say the address {number}; keep one")
+    with errors.gather():  # complain before anything is started
+        user, group = places.of("user"), places.of("group")
+        identity_of(settings.server.user, settings.server.group, options=(user, group))
     if tenant.ssl_keyfile and not tenant.ssl_certfile:
-        raise ConfigError("--ssl-keyfile is given without --ssl-certfile")
+        errors.add(f"{places.of('ssl_keyfile')} is given without {places.like('ssl_certfile', 'ssl_keyfile')}")
     if tenant.ssl_certfile and tenant.proxy_protocol != "off":
-        raise ConfigError(
-            f"--proxy-protocol {tenant.proxy_protocol} and --ssl-certfile: the PROXY header comes before TLS begins, "
-            "where this version cannot read it; let the proxy end TLS, or leave one of the two out"
+        errors.add(
+            f"{places.together('proxy_protocol', 'ssl_certfile')}: with proxy_protocol {tenant.proxy_protocol} the "
+            "PROXY header comes before TLS begins, where this version cannot read it; let the proxy end TLS, or leave "
+            "one of the two out"
         )
     root = tenant.root_path
     if root and not (root.isascii() and root.startswith("/")):
-        raise ConfigError(f"--root-path {root}: write it as in a URL, with a slash at its start: /shop")
-    folder = settings.app.chdir
-    if folder and not (Path(folder).is_dir() and os.access(folder, os.X_OK)):
-        raise ConfigError(f"--chdir {folder}: no such folder, or it may not be entered")
-    for flag, path in (
-        ("--ssl-certfile", tenant.ssl_certfile),
-        ("--ssl-keyfile", tenant.ssl_keyfile),
-        ("--warmup", tenant.warmup),
-    ):
+        errors.add(f"{places.of('root_path')} {root}: write it as in a URL, with a slash at its start: /shop")
+    for key in ("chdir", "app_dir"):
+        folder = getattr(settings.app, key)
+        if f"app.{key}" in places.sources and folder and not (Path(folder).is_dir() and os.access(folder, os.X_OK)):
+            errors.add(f"{places.of(key)} {folder}: no such folder, or it may not be entered")
+    missing = False
+    for key in ("ssl_certfile", "ssl_keyfile", "warmup"):
+        path = getattr(tenant, key)
         if path and not Path(path).is_file():
-            raise ConfigError(f"{flag} {path}: no such file")
-    if tenant.ssl_certfile:
+            errors.add(f"{places.of(key)} {path}: no such file")
+            missing = missing or key != "warmup"
+    if tenant.ssl_certfile and not missing:
         from jumpstart_server.tls import server_context
 
-        server_context(tenant.ssl_certfile, tenant.ssl_keyfile)
+        with errors.gather():
+            options = (places.of("ssl_certfile"), places.like("ssl_keyfile", "ssl_certfile"))
+            server_context(tenant.ssl_certfile, tenant.ssl_keyfile, options=options)
     if settings.server.capture_output and settings.server.error_logfile == STREAM:
-        raise ConfigError("--capture-output: name a file with --error-logfile, or there is nothing to capture it into")
+        errors.add(
+            f"{places.of('capture_output')}: name a file with {places.like('error_logfile', 'capture_output')}, or "
+            "there is nothing to capture it into"
+        )
     if settings.server.admin not in ("auto", "off"):
-        parse_address(settings.server.admin, option="--admin")
+        with errors.gather():
+            parse_address(settings.server.admin, option=places.of("admin"))
     for pattern in settings.profile.lru_cache:
         if ":" not in pattern:
-            raise ConfigError(f"--lru-cache {pattern}: write MODULE:NAME, wildcards allowed: shop.catalog:*")
+            errors.add(f"{places.of('lru_cache')} {pattern}: write MODULE:NAME, wildcards allowed: shop.catalog:*")
     if settings.profile.disable:
-        _check_recorders(settings.profile.disable)
+        with errors.gather():
+            _check_recorders(settings.profile.disable, places.of("disable"))
 
 
-def _check_recorders(names: Sequence[str]) -> None:
+def _check_recorders(names: Sequence[str], place: str) -> None:
     """Unknown names are errors. Costs the import of all recorders, so only where one is switched off."""
     from jumpstart.recorders import BUILT_IN, GROUP
 
@@ -610,7 +660,7 @@ def _check_recorders(names: Sequence[str]) -> None:
             continue
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        text = f"--disable-recorder {name}: unknown; {hint}known are {', '.join(sorted(known))}"
+        text = f"{place} {name}: unknown; {hint}known are {', '.join(sorted(known))}"
         if plug_ins:
             # A plug-in may call its recorder otherwise than its entry point; only the app's processes import it.
             logger.warning("%s, and what plug-ins call theirs", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,11 @@ from jumpstart_server.http1 import HeaderMap, Limits, ProxyProtocol
 
 if TYPE_CHECKING:
     from jumpstart_server.settings import TenantSettings
+
+ACCEPTS = 16  # connections at one event; the others stay for other workers
+ACCEPT_PAUSE = 0.1  # seconds without accepting after the descriptors ran out
+COMPLAINT_PAUSE = 60.0  # seconds between lines about that
+NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 LINGER_TIME = (
     2.0  # seconds that an answer has to arrive while the client still sends; nginx gives 5 per read, 30 in all

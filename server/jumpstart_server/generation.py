@@ -25,6 +25,7 @@ from jumpstart_server.messages import (
     Channel,
     ChannelClosedError,
     Drain,
+    Fork,
     Hello,
     Message,
     MoldReady,
@@ -38,8 +39,11 @@ from jumpstart_server.settings import Settings
 
 FORK_PATIENCE = 10.0  # seconds that a mold may take to fork and the worker to say hello
 KILL_GRACE = 2.0  # seconds beyond graceful_timeout that a draining worker has before SIGKILL
+IMPORT_NOTICE = 5.0  # seconds after which the log says that the app is still being imported
+GROUP_PATIENCE = 0.2  # seconds in which a signal that ended a process may be found to be ours as well
 PATIENCE = 2.0  # seconds that an idle connection may wait for its last request when others serve on
 
+FOR_THE_GROUP = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM")  # as `Children.status_of` says it
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
@@ -53,6 +57,14 @@ class Owner(Protocol):
 
     @property
     def profiles(self) -> ProfileWatch: ...
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other tenant runs."""
+
+    @property
+    def too_slow(self) -> list[str]:
+        """Warm-up requests that earlier workers have waited for in vain."""
 
     def may_replay(self, slot: int) -> bool:
         """Whether the next worker of this slot runs warm-up requests."""
@@ -171,21 +183,25 @@ class Generation:
                 loop.call_later(limit_s, self._kill_late, member, limit_s)
             return
         if member.worker.state is State.STARTING and member.worker.pid is not None:
+            member.is_killed = True
             self._children.kill(member.worker.pid)  # spawned, and still at its import, as a mold may be
         if limit_s is None:
-            serves = member.worker.state is State.SERVING
             # One that does not serve may end its lifespan in order, but has no client to wait for.
-            limit_s = KILL_GRACE + (self.settings.tenant.graceful_timeout if serves else 0.0)
+            limit_s = KILL_GRACE + (self.settings.tenant.graceful_timeout if member.is_accepting else 0.0)
+        member.has_served = member.worker.state is State.SERVING
         self.advance(member, Event.DRAIN_ASKED)
         member.send(Drain(patience_s, is_stop))
         loop.call_later(limit_s, self._kill_late, member, limit_s)
 
     def _kill_late(self, member: Member, limit_s: float) -> None:
         if member.worker.pid in self._children.ours and member in self.members:
-            if not self.is_discarded:
+            if member.has_served and not self.is_discarded:
                 self._owner.log.error(
                     "%s is not gone %.0f s after it was told to drain, and is killed", member.name, limit_s
                 )
+            elif not self.is_discarded:
+                self._owner.log.info("%s is not wanted any more; it had not served yet, and is killed", member.name)
+            member.is_killed = True
             self._children.kill(member.worker.pid)
 
     def reopen_logs(self) -> None:
@@ -233,7 +249,9 @@ class Generation:
             listeners=len(self._owner.sockets),
             cold=self.cold,
             replay=self._owner.may_replay(slot),
+            too_slow=self._owner.too_slow,
             server=self._owner.profiles.server,
+            is_alone=self._owner.is_alone,
         )
 
     async def _follow_mold(self, pid: int, control: socket.socket) -> None:
@@ -243,9 +261,11 @@ class Generation:
         failed = False
         if self.is_over:
             self.end_mold()  # the end came before there was a mold
+        notice = self._notice_import()
         try:
             async with asyncio.timeout(limit or None):
                 message = await channel.receive()
+            notice.cancel()
             if isinstance(message, BootFailed):
                 failed = True
                 self._report(message)
@@ -263,15 +283,29 @@ class Generation:
             self._owner.log.exception("mold pid=%d is killed for what it said", pid)
             self._children.kill(pid)
         finally:
+            notice.cancel()
             channel.close()
         status = await self._children.status_of(pid)
         self.mold = None
+        await _wait_for_same_signal(status)
         if failed or self.is_over or self.start_method == "spawn":
             return
         if mold.is_ready:
             self._owner.mold_gone(self, mold, status)
         else:
             self._report(died(f"the mold ended ({status}) while it imported the app"))
+
+    def _notice_import(self) -> asyncio.TimerHandle:
+        """Have the log say that an import takes long, unless that is cancelled before; else it would seem to hang."""
+        limit = self.settings.tenant.startup_timeout
+        after = min(IMPORT_NOTICE, limit / 2) if limit else IMPORT_NOTICE
+
+        def say() -> None:
+            if not self.is_over:
+                until = f"; --startup-timeout {limit:g} s ends it" if limit else ""
+                self._owner.log.info("%s: the app is still being imported after %g s%s", self.label, after, until)
+
+        return asyncio.get_running_loop().call_later(after, say)
 
     def _mold_ready(self, mold: Mold, message: MoldReady) -> None:
         report = self.mold_report = message.report
@@ -321,7 +355,7 @@ class Generation:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                mold.fork(slot, theirs, replay=self._owner.may_replay(slot))
+                mold.fork(Fork(slot, self._owner.may_replay(slot), self._owner.too_slow), theirs)
             except OSError as error:
                 self._owner.log.warning("mold pid=%d does not take orders: %s", mold.pid, error)
         return ours
@@ -330,10 +364,13 @@ class Generation:
         channel = await Channel.open(control)
         member.connect(channel)
         limit = self.settings.tenant.startup_timeout or None
+        notice = self._notice_import() if mold is None else None
         try:
             async with asyncio.timeout(limit if mold is None else FORK_PATIENCE) as timeout:
                 while True:
                     message = await channel.receive()
+                    if notice is not None:
+                        notice.cancel()
                     if isinstance(message, Hello) and mold is not None:
                         timeout.reschedule(asyncio.get_running_loop().time() + limit if limit else None)
                     elif isinstance(message, WorkerReady):
@@ -347,9 +384,12 @@ class Generation:
             self._owner.log.exception("%s is killed for what it said", member.name)
             self._children.kill(member.worker.pid)
         finally:
+            if notice is not None:
+                notice.cancel()
             channel.close()
         pid = member.worker.pid
         status = await self._children.status_of(pid) if pid is not None else "never said hello"
+        await _wait_for_same_signal(status)
         before = member.worker
         self.advance(member, Event.EXITED)
         self.members.remove(member)
@@ -392,6 +432,12 @@ class Generation:
     @property
     def label(self) -> str:
         return f"gen={self.number}"
+
+
+async def _wait_for_same_signal(status: str) -> None:
+    """Of what the whole process group gets, a child may end before we have heard; it is nothing to complain of then."""
+    if status in FOR_THE_GROUP:
+        await asyncio.sleep(GROUP_PATIENCE)
 
 
 def died(text: str) -> BootFailed:

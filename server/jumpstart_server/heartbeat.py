@@ -46,6 +46,7 @@ class Verdict(enum.StrEnum):
     BUSY = "busy"  # it computes, and does not beat: said once, and nothing else
     HUNG = "hung"
     STUCK = "stuck"  # it has computed for far too long
+    STOPPED = "stopped"  # somebody looks at it with a debugger, or has sent SIGSTOP: said once, and nothing else
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,11 @@ class Pulse:
         if not self.limit_s or not self.needs_vitals(now):
             return None
         if vitals is not None and vitals.is_stopped:
-            self._beaten_at = now  # somebody looks at it with a debugger
-            return None
+            self._beaten_at = now
+            if self._said is Verdict.STOPPED:
+                return None
+            self._said = Verdict.STOPPED
+            return Verdict.STOPPED
         if vitals is not None:
             self._vitals.append((now, vitals.busy_s))
             while now - self._vitals[0][0] > max(self.limit_s, 3 * BEAT_INTERVAL):
@@ -242,6 +246,9 @@ class Watchman:
         pulse = worker.pulse
         silent = pulse.silent_s(time.monotonic())
         last = pulse.last
+        if verdict is Verdict.STOPPED:
+            self._log.warning("%s is stopped by a signal: it is left alone until SIGCONT", worker.name)
+            return
         running = f", with {last.in_flight} requests running at the last one" if last is not None else ""
         stacks = await stacks_of(worker.pid, last.stacks) if last is not None else ""
         if not any(each is worker for each in self._workers()):

@@ -20,7 +20,7 @@ from jumpstart_server.settings import LogConfig
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "%(asctime)s [%(process)d] [%(levelname)s] %(message)s"
+FORMAT = "%(asctime)s [%(process)d] [%(levelname)s] "  # the tenant and the message follow
 OURS = ("jumpstart", "jumpstart_warmup", "jumpstart_server")
 _HEARD = (*OURS, "uvicorn")  # of uvicorn only what is grave
 
@@ -63,7 +63,12 @@ def keep_enabled() -> None:
 
 
 def set_up_logging(
-    level: str, *, file: str = STREAM, config: LogConfig | None = None, capture_output: bool = False
+    level: str,
+    *,
+    file: str = STREAM,
+    config: LogConfig | None = None,
+    capture_output: bool = False,
+    tenant: str = "",
 ) -> None:
     """
     Send our loggers, and uvicorn's warnings, to *file*, or where *config* says.
@@ -74,13 +79,15 @@ def set_up_logging(
         file: ``-`` is standard error.
         config: applied after ours is set up. Modules that it names must be importable.
         capture_output: let standard output and error lead to *file* too.
+        tenant: named in each line of ours; "" for none. With *config* the formats are the file's.
 
     Raises:
         ConfigError: the file cannot be opened, or *config* is wrong. Modules that it names and that are not there are
             a `LogModuleError`.
     """
     handler = _handler(file, capture_output)
-    handler.setFormatter(logging.Formatter(FORMAT, "%Y-%m-%d %H:%M:%S %z"))
+    label = f"tenant={tenant} ".replace("%", "%%") if tenant else ""
+    handler.setFormatter(logging.Formatter(f"{FORMAT}{label}%(message)s", "%Y-%m-%d %H:%M:%S %z"))
     grave = max(logging.WARNING, logging.getLevelName(level.upper()))
     for name in _HEARD:
         found = logging.getLogger(name)

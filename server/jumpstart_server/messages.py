@@ -50,6 +50,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         requests: for a builder: the file of requests.
         cold: boot from nothing, whatever the settings say.
         server: the supervisor's name in the boot ledger, or "" to keep none.
+        replay, too_slow: as of `Fork`, for a spawned worker.
+        is_alone: no other tenant runs; log lines need not name it then.
     """
 
     role: str
@@ -62,7 +64,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     requests: str = ""
     cold: bool = False
     replay: bool = True
+    too_slow: list[str] = []
     server: str = ""
+    is_alone: bool = True
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -71,10 +75,12 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         replay: whether it runs warm-up requests; not when its forerunners died of them.
+        too_slow: names of those that it does not run, for an earlier worker has waited for them in vain.
     """
 
     slot: int
     replay: bool = True
+    too_slow: list[str] = []
 
 
 # mold → supervisor

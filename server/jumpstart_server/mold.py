@@ -36,7 +36,7 @@ from jumpstart_server.forksafety import reasons_not_to_fork
 from jumpstart_server.logs import keep_enabled, reopen_logs, set_up_logging
 from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Fork, MoldReady, Reopen, Start
 from jumpstart_server.privileges import Identity, drop, identity_of, unreachable
-from jumpstart_server.settings import Settings, boot_settings
+from jumpstart_server.settings import boot_settings
 from jumpstart_warmup.corpus import CorpusRecorder
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def main() -> None:
         identity = identity_of(start.settings.server.user, start.settings.server.group)
         if identity is not None:
             found = _become(identity, start)
-        _set_up_logging(start.settings)
+        _set_up_logging(start)
     except JumpstartError as error:
         _fail(channel, exit_code(error), str(error))
     early_signals.let_in(signal.SIGINT)
@@ -114,7 +114,8 @@ class _Heirlooms:
                 sock.close()
 
 
-def _set_up_logging(settings: Settings) -> None:
+def _set_up_logging(start: Start) -> None:
+    settings = start.settings
     server = settings.server
     if settings.logging is not None and settings.app.app_dir not in sys.path:
         sys.path.insert(0, settings.app.app_dir)  # it may name classes of the app
@@ -123,7 +124,12 @@ def _set_up_logging(settings: Settings) -> None:
         file=server.error_logfile,
         config=settings.logging,
         capture_output=server.capture_output,
+        tenant=_label(start),
     )
+
+
+def _label(start: Start) -> str:
+    return "" if start.is_alone else start.settings.tenant_name
 
 
 _Found = tuple[RecorderSet, CorpusRecorder, WarmState]
@@ -142,7 +148,8 @@ def _boot_settings(start: Start) -> BootSettings:
 def _become(identity: Identity, start: Start) -> _Found:
     """Drop root's privileges, after reading what is root's: keys and warm-start cache. Nothing of these has run."""
     server = start.settings.server
-    set_up_logging(server.log_level, file=server.error_logfile)  # without --log-config, which may name code of the app
+    # Without --log-config, which may name code of the app.
+    set_up_logging(server.log_level, file=server.error_logfile, tenant=_label(start))
     recorders, corpus = _load_recorders(start)
     state = find_state(_boot_settings(start), recorders)
     drop(identity)
@@ -252,7 +259,7 @@ def _fork(
     system.die_with_parent(start.supervisor_pid)
     _disown_children()
     hooks.make_unique()
-    start = msgspec.structs.replace(start, slot=order.slot, replay=order.replay)
+    start = msgspec.structs.replace(start, slot=order.slot, replay=order.replay, too_slow=order.too_slow)
     worker.run(control, start, booted, corpus, listeners, process=f"worker {order.slot}")
 
 

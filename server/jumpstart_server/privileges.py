@@ -52,37 +52,42 @@ class Identity:
         return {name: value for name, value in known.items() if value}
 
 
-def identity_of(user: str, group: str) -> Identity | None:
+def identity_of(user: str, group: str, *, options: tuple[str, str] = ("--user", "--group")) -> Identity | None:
     """
     Return who ``--user`` and ``--group`` mean, each a name or a number; None where they ask for no change.
+
+    Args:
+        options: where the two stand, for the error.
 
     Raises:
         ConfigError: there is no such user or group, or this process may not become them.
     """
     if not user and not group:
         return None
-    identity = _look_up(user, group)
+    identity = _look_up(user, group, options)
     if identity.is_ours:
         return None
     if os.geteuid() != 0:
-        options = " ".join(f"{flag} {value}" for flag, value in (("--user", user), ("--group", group)) if value)
+        given = " ".join(f"{option} {value}" for option, value in zip(options, (user, group), strict=True) if value)
         raise ConfigError(
-            f"{options}: only root may become another user, and this is user id {os.geteuid()}; "
+            f"{given}: only root may become another user, and this is user id {os.geteuid()}; "
             "start it as root, or leave the option out"
         )
     return identity
 
 
-def _look_up(user: str, group: str) -> Identity:
+def _look_up(user: str, group: str, options: tuple[str, str]) -> Identity:
     uid, gid, name, home = os.geteuid(), os.getegid(), "", ""
     if user:
         try:
             entry = pwd.getpwuid(int(user)) if _is_number(user) else pwd.getpwnam(user)
         except (KeyError, ValueError):  # a NUL, or what the system's names cannot hold
             if not _is_number(user):
-                raise ConfigError(f"--user {user}: there is no such user") from None
+                raise ConfigError(f"{options[0]} {user}: there is no such user") from None
             if not group:
-                raise ConfigError(f"--user {user}: no user has this number; name its group too, with --group") from None
+                raise ConfigError(
+                    f"{options[0]} {user}: no user has this number; name its group too, with --group"
+                ) from None
             uid = int(user)
         else:
             uid, gid, name, home = entry.pw_uid, entry.pw_gid, entry.pw_name, entry.pw_dir
@@ -90,7 +95,7 @@ def _look_up(user: str, group: str) -> Identity:
         try:
             gid = int(group) if _is_number(group) else grp.getgrnam(group).gr_gid
         except (KeyError, ValueError):
-            raise ConfigError(f"--group {group}: there is no such group") from None
+            raise ConfigError(f"{options[1]} {group}: there is no such group") from None
     return Identity(uid, gid, name, home)
 
 

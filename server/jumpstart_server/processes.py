@@ -65,14 +65,14 @@ class Mold:
         self.is_ready = False
         self._sock = sock
 
-    def fork(self, slot: int, control: socket.socket, *, replay: bool) -> None:
+    def fork(self, order: Fork, control: socket.socket) -> None:
         """
         Ask for a worker whose end of the control pair is *control*. Only this and `reopen` write to this socket.
 
         Raises:
             OSError: the mold is gone.
         """
-        socket.send_fds(self._sock, [encode(Fork(slot, replay))], [control.fileno()])
+        socket.send_fds(self._sock, [encode(order)], [control.fileno()])
 
     def reopen(self) -> None:
         """
@@ -94,6 +94,8 @@ class Member:
         complaint: what it said when it failed to boot.
         pulse: its signs of life, once it serves.
         memory: what its requests take.
+        has_served: it did until it was told to drain.
+        is_killed: it was, for it took too long to drain.
         is_hung: it will not hear of a drain.
         replaces: the worker in whose place it is started, while that one serves on.
         answers: questions that it has not answered yet, by number.
@@ -107,6 +109,8 @@ class Member:
         self.replaces: Member | None = None
         self.pulse = Pulse(0.0, 0.0)
         self.memory = MemoryOfRequests()
+        self.has_served = False
+        self.is_killed = False
         self.is_hung = False
         self.stopped_accepting = False
         self.complaint = ""

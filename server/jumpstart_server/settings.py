@@ -49,7 +49,13 @@ BYTES = "bytes"  # the unit of sizes, which may be written with a unit of their 
 class AppSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[app]``: which app, and how to import it."""
 
-    target: Annotated[str, _option("The app, as module:attribute or module:factory().")] = ""
+    target: Annotated[
+        str,
+        _option(
+            "The app, as module:attribute or module:factory(). A module alone, as shop.web, means its attribute app, "
+            "or else application."
+        ),
+    ] = ""
     chdir: Annotated[
         str,
         _option(
@@ -163,8 +169,9 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     memory_limit: Annotated[
         int,
         _option(
-            "Memory of a worker (RSS), such as 2GiB; one that takes more is replaced, the new one ready first. 0 is its "
-            "share of the cgroup's limit, where there is one.",
+            "Memory of a worker (RSS), such as 2GiB; one that takes more is replaced, the new one ready first. 0 is no "
+            "limit of its own: --threads auto reckons with its share of the cgroup's limit, or of the RAM where there "
+            "is none, and a worker above its share is replaced only when a cgroup is short of memory.",
             "--memory-limit",
             unit=BYTES,
             ge=0,
@@ -490,7 +497,6 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = True
 
-
     @property
     def first_threads(self) -> int:
         """How many threads a worker begins with; what ``auto`` comes to is known when it is warm."""
@@ -551,7 +557,10 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _option("Admin address: auto (a Unix socket in the state folder), unix:PATH, HOST:PORT or off.", "--admin"),
     ] = "auto"
     log_level: Annotated[
-        Literal["critical", "error", "warning", "info", "debug"], _option("Least severe level logged.", "--log-level")
+        Literal["critical", "error", "warning", "info", "debug"],
+        _option(
+            "Least severe level logged, in any case; warn, fatal and trace (debug) are understood too.", "--log-level"
+        ),
     ] = "info"
     error_logfile: Annotated[
         str,
@@ -748,6 +757,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         """The heading that it is shown under, one of `GROUPS`."""
         found = (title for title, keys in GROUPS.items() if self.key in keys)
         return next(found, GROUP_OF_REST[self.section])
+
+    @property
+    def name_on_command_line(self) -> str:
+        """Its first long flag; TARGET of the app."""
+        return next((flag for flag in self.flags if flag.startswith("--")), "TARGET")
 
     @property
     def env(self) -> str:

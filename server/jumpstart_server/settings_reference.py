@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from jumpstart_server.problems import GUNICORN_SETTINGS
 from jumpstart_server.settings import GROUPS, SECTIONS, Option, declared_options
 
 INTRODUCTION = """# Settings
@@ -14,6 +15,9 @@ Made from the declarations in `server/jumpstart_server/settings.py` by `scripts/
 Precedence: command line, then the environment variable, then `jumpstart.toml` (or `[tool.jumpstart]` in
 `pyproject.toml`), then the default. Paths in a file are relative to that file. Lists are repeated options on the
 command line, comma-separated in the environment, arrays in TOML. Times are in seconds.
+
+TARGET is `module:attribute` or `module:factory()`. A module alone, such as `shop.web` or `mysite.wsgi`, means its
+attribute `app`, or else `application`.
 
 Without any address it listens on the sockets that systemd passes; else, where the environment sets `PORT`, as platforms
 do, on 0.0.0.0:$PORT; else on 127.0.0.1:8000. A `JUMPSTART_` variable that is no option costs a line at start that names
@@ -40,13 +44,20 @@ double quotes (`\\n`, `\\"`) over several lines too. Nothing is substituted. Var
 
 - The warm-start cache, and copies of what stores of profiles gave: `$JUMPSTART_HOME/cache`, else
   `$XDG_CACHE_HOME/jumpstart`, else `~/.cache/jumpstart`. It may be deleted at any time; the next boot is cold then.
-- Admin sockets, and the boot ledger, which knows the profiles that processes died of: `$JUMPSTART_HOME/state`, else `$XDG_STATE_HOME/jumpstart`, else `~/.local/state/jumpstart`.
+- Admin sockets, and the boot ledger, which knows the profiles that processes died of: `$JUMPSTART_HOME/state`, else
+  `$XDG_STATE_HOME/jumpstart`, else `~/.local/state/jumpstart`.
 - Keys: `$JUMPSTART_HOME/config`, else `$XDG_CONFIG_HOME/jumpstart`, else `~/.config/jumpstart`. Without them, profiles
   that were signed by them are refused.
 
 `JUMPSTART_HOME` is an environment variable only. A relative one is taken from the current folder. An `XDG_` variable
 that is empty or relative counts as unset. The folders are made when something is stored, for this user alone (0700). A
 folder that cannot be written costs one line at start and a cold boot next time; the server runs all the same.
+"""
+
+OF_GUNICORN = """## Instead of gunicorn.conf.py
+
+gunicorn's configuration files are Python, and are not read. These are the keys for its settings. Its hooks have no
+place here: an app uses lifespan, or `jumpstart.on_capture` and `jumpstart.on_restore`.
 """
 
 TABLES = {"app": "[app]", "tenant": "[tenants.NAME]", "profile": "[profile]", "server": "[server]"}
@@ -68,7 +79,18 @@ def render() -> str:
                 lines += [f"### {title}", ""]
             lines += ["| key | command line | environment | default | meaning |", "| --- | --- | --- | --- | --- |"]
             lines += [*map(_row, options), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_of_gunicorn()])
+
+
+def _of_gunicorn() -> list[str]:
+    """Where the settings of gunicorn's file are here."""
+    rows = [f"| `{name}` | {_key_of(key)} |" for name, key in GUNICORN_SETTINGS.items()]
+    return [OF_GUNICORN, "| gunicorn.conf.py | jumpstart.toml |", "| --- | --- |", *rows, ""]
+
+
+def _key_of(text: str) -> str:
+    key, _, table = text.partition(" of ")
+    return f"`{table or '[tenants.NAME]'} {key}`"
 
 
 def _row(option: Option) -> str:

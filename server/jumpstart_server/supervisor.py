@@ -75,6 +75,7 @@ class Supervisor:
         self._ended = asyncio.Event()
         self._children = Children(self._child_ended)
         self._launcher = Launcher(self._children, self._spawn_task, started, waiting)
+        self._interrupts = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._said_nothing: set[int] = set()  # signals of which was said that they do nothing
         self.tiers: dict[str, Tier] = {}
@@ -191,19 +192,33 @@ class Supervisor:
     # ------------------------------------------------------------------ signals
 
     def _stop_asked(self, number: signal.Signals) -> None:
-        if self.stopping and number is signal.SIGTERM:
-            return  # timeout(1) sends it twice, to the process and to its group
+        self._interrupts += number is signal.SIGINT
+        if self.stopping and (number is signal.SIGTERM or self._interrupts < 2):
+            return  # timeout(1) sends TERM twice, to the process and to its group; others turn Ctrl-C into TERM too
         if self.stopping:
             logger.warning("second %s: stopping at once", number.name)
             self._exit_code = ExitCode.INTERRUPTED
             self._children.kill_all()
             return
+        if not self._was_ready():
+            # TERM has what it asked for; Ctrl-C ends the command before it did what it is for.
+            logger.info("%s: stopped before it was ready", number.name)
+            self._stop(ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.CLEAN)
+            return
         logger.info("%s: draining %s", number.name, self._workers())
+        if given_up := [name for name, tier in self.tiers.items() if tier.given_up]:
+            logger.info("%s was given up before; the exit code is that of a stop all the same", ", ".join(given_up))
         self._stop(ExitCode.CLEAN)
 
     def _quit(self) -> None:
-        logger.info("SIGQUIT: stopping %s, requests in flight are not waited for", self._workers())
+        if self._was_ready() or self.stopping:
+            logger.info("SIGQUIT: stopping %s, requests in flight are not waited for", self._workers())
+        else:
+            logger.info("SIGQUIT: stopped before it was ready")
         self._stop(ExitCode.CLEAN, at_once=True)
+
+    def _was_ready(self) -> bool:
+        return any(tier.ready_after_s is not None for tier in self.tiers.values())
 
     def _workers(self) -> str:
         return count(sum(len(tier.members) for tier in self.tiers.values()), "worker")
@@ -277,6 +292,8 @@ class Supervisor:
         elif all(each.given_up for each in self.tiers.values()):
             self._stop(code)
             return
+        else:
+            tier.log.error("given up; the other tenants serve on. Mend it, and send SIGHUP")
         self._tell_ready()
 
     def _tell_ready(self) -> None:

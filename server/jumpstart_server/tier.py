@@ -89,6 +89,8 @@ class Tier:
 
     Attributes:
         settings: of the generation that serves.
+        is_alone: no other tenant runs.
+        too_slow: warm-up requests that workers have waited for in vain; no other worker is to.
         members: its workers, of all generations.
         boot, mold_report: how the current generation came up.
         is_up: it was ready, since it was started or started over.
@@ -116,6 +118,7 @@ class Tier:
             on_ready: called when its first worker accepts, and when a roll has ended.
         """
         self.settings = settings
+        self.is_alone = is_alone
         self.log: Log = logger
         if not is_alone:
             self.log = _Label(logger, {"tenant": settings.tenant_name.replace("%", "%%")})
@@ -127,6 +130,7 @@ class Tier:
         self.mold_report: BootReport | None = None
         self.ready_after_s: float | None = None
         self.restarts = 0
+        self.too_slow: list[str] = []
         self.last_roll: Roll | None = None
         self.given_up = ""
         self.stopping = False
@@ -247,6 +251,8 @@ class Tier:
 
     def _new_generation(self, settings: Settings, learning: Learning, began: float, *, cold: bool) -> Generation:
         self._number += 1
+        if _warmup_of(settings) != _warmup_of(self.settings):
+            self.too_slow = []
         self.profiles.begin(boot_settings(settings))
         self._generations = [each for each in self._generations if each.members or not each.is_over]
         generation = Generation(self._number, settings, learning, self._launcher, self, began=began, cold=cold)
@@ -273,6 +279,9 @@ class Tier:
         self._roll_to(generation)
 
     def _roll_to(self, generation: Generation) -> None:
+        self.log.info(
+            "%s boots %s; what is there serves on until it is ready", generation.label, generation.settings.target
+        )
         self.rolling = generation
         self.last_roll = Roll(generation.number, "running")
         try:
@@ -285,6 +294,7 @@ class Tier:
             if not generation.is_over:
                 generation.discard()
         self.settings = settings
+        self.too_slow = []
         self.learning = Learning(boot_settings(settings))
         self._forget_failures()
         if self.given_up:
@@ -584,6 +594,8 @@ class Tier:
         member.report = message.report
         generation.learning.dropped(message.report)
         generation.boot = generation.boot or message.report
+        if message.report.warmup is not None:
+            self.too_slow = list(dict.fromkeys([*self.too_slow, *message.report.warmup.too_slow]))
         if member.worker.state is not State.READY:
             return  # it drains
         if generation is not self.rolling:
@@ -664,7 +676,10 @@ class Tier:
             return
         name = f"worker={before.slot} gen={before.generation} pid={before.pid}"
         if before.state is State.DRAINING:
-            self.log.info("%s has drained (%s)", name, status)
+            if member.is_killed:
+                self.log.info("%s is gone (%s)", name, status)
+            else:
+                self.log.info("%s %s (%s)", name, "has drained" if member.has_served else "is gone", status)
             self._reconcile()
         elif generation is self.rolling:
             if not member.complaint:
@@ -808,6 +823,10 @@ class Tier:
 
     def _reports(self) -> list[BootReport]:
         return [report for report in (self.mold_report, self.boot) if report is not None]
+
+
+def _warmup_of(settings: Settings) -> tuple[str, float]:
+    return settings.tenant.warmup, settings.tenant.warmup_budget
 
 
 def last_seen(beat: Beat | None, oom_kills: int) -> str:

@@ -11,6 +11,7 @@ from jumpstart_warmup.inprocess import Outcome, WarmupResult
 
 logger = logging.getLogger(__name__)
 
+TOO_SLOW = 0.5  # of the budget: what took less, and was cut, may only have come last
 LONG_WARMUP = 1.0  # seconds after which the log says what took the time; every boot pays it
 
 
@@ -22,7 +23,7 @@ def is_rejected(outcome: Outcome) -> bool:
 
 def describe(outcome: Outcome) -> str:
     """Request and status in words."""
-    return f"{outcome.request.method} {outcome.request.path}: answered {outcome.status}"
+    return f"{outcome.request.name}: answered {outcome.status}"
 
 
 class WarmupNotes:
@@ -42,11 +43,14 @@ class WarmupNotes:
         self._worked: set[WarmRequest] = set()
         self._rejected: list[str] = []
         self._slowest: Outcome | None = None
+        self._late: list[Outcome] = []
 
     def note(self, outcome: Outcome) -> None:
         """Take the outcome of one request."""
         if self._slowest is None or outcome.elapsed_s > self._slowest.elapsed_s:
             self._slowest = outcome
+        if outcome.is_late:
+            self._late.append(outcome)
         # What was recorded had succeeded: a 400 here is an app that does not know the warm-up's Host, say.
         if outcome.error is None and outcome.status is not None and outcome.status < 400:
             self._worked.add(outcome.request)
@@ -67,14 +71,14 @@ class WarmupNotes:
                 *(len(self._replayed), ", ".join(f"{count} × {status}" for status, count in result.statuses.items())),
             )
         if result.elapsed_s > LONG_WARMUP and self._slowest is not None:
-            request = self._slowest.request
             logger.warning(
-                "warm-up took %.1f s, %.1f s of it %s %s; --warmup-budget limits it, --no-replay does without",
-                *(result.elapsed_s, self._slowest.elapsed_s, request.method, request.path),
+                "warm-up took %.1f s, %.1f s of it %s; --warmup-budget limits it, --no-replay does without",
+                *(result.elapsed_s, self._slowest.elapsed_s, self._slowest.request.name),
             )
 
-    def report(self, result: WarmupResult, *, replay: bool) -> WarmupReport:
-        """The warm-up as the boot report holds it."""
+    def report(self, result: WarmupResult, *, budget_s: float, replay: bool) -> WarmupReport:
+        """The warm-up, which had *budget_s* seconds, as the boot report holds it."""
+        too_slow = [each.request.name for each in self._late if each.elapsed_s >= TOO_SLOW * budget_s]
         total = sum(request.weight for request in self._recorded)
         covered = sum(request.weight for request in self._recorded if request in self._worked)
         return WarmupReport(
@@ -85,5 +89,6 @@ class WarmupNotes:
             elapsed_s=result.elapsed_s,
             cold_events=result.cold_events,
             replay=replay,
+            too_slow=list(dict.fromkeys(too_slow)),
             coverage=covered / total if total and self._replayed else None,
         )

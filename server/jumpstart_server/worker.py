@@ -8,9 +8,11 @@ engine's (`engine.py`), which calls `become_ready` before it accepts. Control me
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import logging
+import math
 import os
 import random
 import signal
@@ -62,7 +64,7 @@ from jumpstart_server.messages import (
 )
 from jumpstart_server.warming import WarmupNotes, describe, is_rejected
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
-from jumpstart_warmup.inprocess import Outcome, WarmupResult, warm_asgi, warm_wsgi
+from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome, WarmupResult, WSGIWarmup, warm_asgi
 from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, normalise_path
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ LEARN_INTERVAL = 2.0  # seconds between looks for something new; cheap when ther
 COUNT_INTERVAL = 0.1  # seconds between looks at the number of requests, where it is limited
 STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which survive a kill -9
 REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
-WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a blocking handler may take
+WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a handler has which looks at its deadline
 
 FOR_WSGI_WORKERS = ("uvloop", "jumpstart_server.wsgi.engine")
 FOR_ASGI_WORKERS = (
@@ -234,7 +236,10 @@ class _Worker:
             failure = error
         self._send_stats()
         if self.settings.profile.warm_start and self.engine.started:
-            self.channel.send(Learnt(sections=await self._capture("host")))
+            try:
+                self.channel.send(Learnt(sections=await self._capture("host")))
+            except Exception:
+                logger.exception("what this worker learnt is not kept")
         if failure is None:
             return ExitCode.CLEAN
         self.channel.send(ShutdownFailed(text=str(failure)))
@@ -354,12 +359,19 @@ class _Worker:
     async def _warm_up(self, state: dict[str, Any]) -> WarmupReport:
         recorded = self.corpus.requests_for_warmup(REPLAY_LIMIT)
         may_replay = self.settings.tenant.replay and self.start.replay
-        replayed = recorded if may_replay else []
-        own = self._requests if self.start.replay else []
+        replayed = [each for each in recorded if may_replay and each.name not in self.start.too_slow]
+        own = [each for each in self._requests if self.start.replay and each.name not in self.start.too_slow]
+        if self.start.too_slow and self.start.slot == 0:  # the others do the same
+            logger.warning(
+                "warm-up: not sent, since an earlier worker waited for it in vain: %s; a restart, or another "
+                "--warmup-budget, sends it again",
+                ", ".join(self.start.too_slow),
+            )
         notes = WarmupNotes(own, recorded, replayed)
-        result = await self.replay([*own, *replayed], state, self.settings.tenant.warmup_budget, notes.note)
+        budget_s = self.settings.tenant.warmup_budget
+        result = await self.replay([*own, *replayed], state, budget_s, notes.note)
         notes.complain(result)
-        return notes.report(result, replay=may_replay)
+        return notes.report(result, budget_s=budget_s, replay=may_replay)
 
     async def replay(
         self,
@@ -373,37 +385,43 @@ class _Worker:
             return WarmupResult()  # and no thread of the pool is started for nothing
         root_path = self.settings.tenant.root_path
         server = (self.settings.tenant.warmup_host, 80)
+        timeout_s = min(TIMEOUT_S, self.settings.tenant.timeout or TIMEOUT_S)
         if self.booted.interface != "wsgi":
             return await warm_asgi(
                 self.app,
                 requests,
                 state=state,
                 budget_s=budget_s,
+                timeout_s=timeout_s,
                 server=server,
                 root_path=root_path,
                 on_result=on_result,
             )
+        warmup = WSGIWarmup(
+            self.app,
+            requests,
+            budget_s=budget_s,
+            timeout_s=timeout_s,
+            server=server,
+            root_path=root_path,
+            on_result=on_result,
+        )
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[WarmupResult] = loop.create_future()
+        done = asyncio.Event()
 
         def work() -> None:
-            result = warm_wsgi(
-                self.app,
-                requests,
-                budget_s=budget_s,
-                server=server,
-                root_path=root_path,
-                on_result=on_result,
-            )
-            loop.call_soon_threadsafe(done.set_result, result)
+            try:
+                warmup.run()
+            finally:
+                with contextlib.suppress(RuntimeError):  # long after: the loop has ended, and nobody waits
+                    loop.call_soon_threadsafe(done.set)
 
         # Of its own, and not of the pool: a handler that blocks keeps its thread; the boot goes on without it.
         threading.Thread(target=work, name="jumpstart-warmup", daemon=True).start()
-        try:
-            return await asyncio.wait_for(done, budget_s + WARMUP_PATIENCE)
-        except TimeoutError:
-            logger.warning("warm-up: a handler did not return within the budget; going on without it")
-            return WarmupResult(skipped=len(requests), elapsed_s=budget_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(budget_s + WARMUP_PATIENCE if budget_s < math.inf else None):
+                await done.wait()
+        return warmup.leave()
 
     async def _build(self, state: dict[str, Any]) -> None:
         """Run the requests of a file once and send everything that was learnt from them; then end."""
@@ -419,7 +437,7 @@ class _Worker:
                 route = normalise_path(request.path.partition("?")[0])
                 self.corpus.observe_request(route, request.method, request.path, request.headers)
 
-        limit = self.settings.tenant.startup_timeout or float("inf")
+        limit = self.settings.tenant.startup_timeout or math.inf
         result = await self.replay(requests, state, limit, count)
         sections = await self._capture("ship")
         self.channel.send(

@@ -572,4 +572,5 @@ def test_an_import_that_hangs_ends_at_its_time_and_says_where_it_stood(serve: Se
     with serve("stuck:app", "--startup-timeout", "1.5", app_dir=folder, wait=False) as server:
         assert server.wait() == 3
         assert server.stderr.count("the app was not imported within --startup-timeout 1.5 s") == 1
+        assert server.stderr.count("gen=1: the app is still being imported after 0.75 s") == 1
         assert "in wait_for_ever" in server.stderr

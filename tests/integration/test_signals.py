@@ -158,8 +158,10 @@ def test_a_second_signal_ends_it_at_once(serve: Serve, tmp_path: Path, gate: Gat
 
 
 @GATED
-def test_a_second_sigterm_cuts_nothing(serve: Serve, tmp_path: Path, gate: Gate, source: str) -> None:
-    """As timeout(1) sends it: to the process and to its group."""
+def test_a_second_sigterm_or_a_first_ctrl_c_behind_it_cuts_nothing(
+    serve: Serve, tmp_path: Path, gate: Gate, source: str
+) -> None:
+    """timeout(1) sends it to the process and to its group; others turn Ctrl-C, which we get too, into SIGTERM."""
     folder = write_app(tmp_path / "app", "gated", source)
     with serve("gated:app", app_dir=folder, env=gate.env) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.get, "/gated")
@@ -167,6 +169,7 @@ def test_a_second_sigterm_cuts_nothing(serve: Serve, tmp_path: Path, gate: Gate,
         server.process.terminate()
         server.wait_for_line("SIGTERM: draining 1 worker")
         server.process.terminate()
+        server.process.send_signal(signal.SIGINT)
         gate.open()
         assert answer.result().status_code == 200
         assert ends_promptly(server) == 0
@@ -257,8 +260,10 @@ def test_a_signal_while_it_boots(
     folder = write_app(tmp_path / "app", "booting", source)
     with serve("booting:app", "-w", "2", *options, app_dir=folder, env=gate.env, wait=False) as server:
         gate.wait_started(server)
+        assert server.stderr.count("boots booting:app") == 1, "it is said at once what boots"
         send(server, number)
-        assert ends_promptly(server) == 0
+        assert ends_promptly(server) == (130 if number is signal.SIGINT else 0)
+        assert f"{number.name}: stopped before it was ready" in server.stderr
         assert TRACEBACK not in server.stderr
         assert "Listening" not in server.stderr
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from jumpstart.boot import BootSettings
 from jumpstart.records import Record
 from jumpstart.warmstart import WarmStartCache
-from tests.integration.server import Serve
+from tests.integration.server import TRACEBACK, Serve, wait_until
 from tests.integration.shop import boot_report
 
 pytestmark = pytest.mark.slow
@@ -29,7 +31,11 @@ def answer(method, path):
 def wsgi(environ, start_response):
     status = answer(environ["REQUEST_METHOD"], environ["PATH_INFO"])
     if environ["PATH_INFO"] == "/slow":
-        time.sleep(4)
+        time.sleep(3)
+        answer("after", "/slow")
+    elif environ["PATH_INFO"] == "/polite":
+        while not jumpstart.cancelled():
+            time.sleep(0.01)
     start_response(f"{status} Whatever", [("Content-Type", "text/plain")])
     return [b"ok"]
 
@@ -38,7 +44,7 @@ async def asgi(scope, receive, send):
         raise RuntimeError(scope["type"])
     status = answer(scope["method"], scope["path"])
     if scope["path"] == "/slow":
-        await asyncio.sleep(4)
+        await asyncio.sleep(3)
     await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": b"ok"})
 """
@@ -55,9 +61,12 @@ class App:
         self._seen.touch()
         self.env = {"SEEN": str(self._seen)}
 
+    def seen_so_far(self) -> list[str]:
+        return self._seen.read_text().splitlines()
+
     def seen(self) -> list[str]:
         """``METHOD PATH warm-up|real`` of each call since the last time."""
-        lines = self._seen.read_text().splitlines()
+        lines = self.seen_so_far()
         self._seen.write_text("")
         return lines
 
@@ -134,10 +143,30 @@ def test_the_budget_ends_a_warm_up(serve: Serve, app: App, target: str) -> None:
         spans = {span["name"]: span["duration_s"] for span in boot_report(s)["spans"]}
         assert 0.4 < spans["warm-up requests"] < 2.5
         warmup = boot_report(s)["warmup"]
-        assert warmup["skipped"] >= 1
+        assert (warmup["sent"], warmup["ok"], warmup["skipped"], warmup["too_slow"]) == (2, 1, 1, ["GET /slow"])
+        assert "warm-up 1/2 requests" in s.status()["boot"]
+        assert re.search(r"\[WARNING\] warm-up: GET /slow: (its handler did not return|no response) within ", s.stderr)
         assert s.get("/a").text == "ok"
+        if target == "noting:wsgi":  # the handler goes on; what becomes of it concerns nobody
+            wait_until(lambda: "after /slow warm-up" in app.seen_so_far(), why="the slow handler has returned")
         assert [line for line in app.seen() if "/b" in line] == []
-    assert time.monotonic() - begun < 15
+
+        # It is waited for once: the next workers do without, and come to what it kept from being sent.
+        s.process.send_signal(signal.SIGHUP)
+        s.wait_for_line("gen=2 boots noting:")
+        s.wait_for_line("gen=2 serves")
+        assert app.seen() == ["GET /a warm-up", "GET /b warm-up"]
+        assert s.stderr.count("not sent, since an earlier worker waited for it in vain: GET /slow") == 1
+    assert time.monotonic() - begun < 20
+    assert TRACEBACK not in s.stderr and "InvalidStateError" not in s.stderr
+
+
+def test_a_handler_that_looks_at_its_deadline_ends_with_the_budget(serve: Serve, app: App) -> None:
+    polite = app.requests('[[request]]\npath = "/polite"\n')
+    with serve("noting:wsgi", "--warmup", polite, "--warmup-budget", "0.5", app_dir=app.folder, env=app.env) as server:
+        warmup = boot_report(server)["warmup"]
+        assert (warmup["sent"], warmup["ok"]) == (1, 1)
+        assert 0.4 < warmup["elapsed_s"] < 1.4
 
 
 @both

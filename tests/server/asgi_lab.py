@@ -23,10 +23,10 @@ import uvloop
 
 from jumpstart_server.access import AccessLog
 from jumpstart_server.asgi import JumpstartProtocol, ProxiedProtocol
-from jumpstart_server.asgi.limits import RequestLimits
 from jumpstart_server.asgi.service import Service
 from jumpstart_server.asgi.threads import Threads
 from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_warmup.observe import Observer
 from tests.server.lab import BaseLab, Described, Reply, Tell, Told, Words
 from tests.server.raw_http import PATIENCE, Client, Response, until

@@ -16,7 +16,7 @@ import pytest
 
 import jumpstart
 from jumpstart_server.access import AccessLog
-from jumpstart_server.asgi.limits import RequestLimits
+from jumpstart_server.envelope.limits import RequestLimits
 from tests.server.asgi_lab import Client, Lab, Receive, Scope, Send, answer, echo, until
 
 

@@ -121,10 +121,14 @@ def test_when_we_were_asleep_ourselves_the_workers_are_not_to_blame() -> None:
     assert ward.verdicts == [Verdict.HUNG]
 
 
-def test_a_process_in_a_debugger_is_left_alone() -> None:
+def test_a_process_that_is_stopped_is_left_alone_and_that_is_said_once() -> None:
+    """By a debugger, or by SIGSTOP."""
     ward = Ward()
     ward.pass_time(LIMIT * 20, is_stopped=True)
-    assert not ward.said
+    assert ward.verdicts == [Verdict.STOPPED]
+    ward.pass_time(5, beats=True)
+    ward.pass_time(LIMIT * 2)
+    assert ward.verdicts == [Verdict.STOPPED, Verdict.HUNG]
 
 
 def test_without_a_limit_nobody_is_suspected() -> None:

@@ -29,20 +29,22 @@ def warm_up(notes: WarmupNotes, *outcomes: Outcome) -> WarmupResult:
 
 def test_coverage_is_the_share_of_recorded_traffic_that_worked() -> None:
     notes = WarmupNotes([], [HOME, CART], [HOME, CART])
-    report = notes.report(warm_up(notes, outcome(HOME, 200), outcome(CART, 503, error="answered 503")), replay=True)
+    report = notes.report(
+        warm_up(notes, outcome(HOME, 200), outcome(CART, 503, error="answered 503")), budget_s=10, replay=True
+    )
     assert (report.coverage, report.sent, report.ok, len(report.failures)) == (0.8, 2, 1, 1)
 
 
 def test_without_replay_there_is_no_coverage() -> None:
     notes = WarmupNotes([GONE], [HOME], [])
-    assert notes.report(warm_up(notes, outcome(GONE, 200)), replay=False).coverage is None
+    assert notes.report(warm_up(notes, outcome(GONE, 200)), budget_s=10, replay=False).coverage is None
 
 
 def test_a_400_is_no_coverage_and_the_host_is_named(caplog: pytest.LogCaptureFixture) -> None:
     notes = WarmupNotes([], [HOME, CART], [HOME, CART])
     with caplog.at_level(logging.WARNING, "jumpstart_server.warming"):
         result = warm_up(notes, outcome(HOME, 400), outcome(CART, 400))
-    assert notes.report(result, replay=True).coverage == 0
+    assert notes.report(result, budget_s=10, replay=True).coverage == 0
     assert "none of 2 recorded requests succeeded (statuses: 2 × 400)" in caplog.text
     assert "--warmup-host" in caplog.text
 
@@ -68,3 +70,11 @@ def test_an_ordinary_warm_up_says_nothing(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "jumpstart_server.warming"):
         warm_up(WarmupNotes([], [HOME], [HOME]), outcome(HOME, 200))
     assert not caplog.records
+
+
+def test_only_what_took_most_of_the_budget_is_too_slow_for_the_next_worker() -> None:
+    late = Outcome(GONE, None, "no response", 6.0, 0, is_late=True)
+    last = Outcome(CART, None, "no response", 0.2, 0, is_late=True)
+    notes = WarmupNotes([GONE], [HOME, CART], [HOME, CART])
+    report = notes.report(warm_up(notes, outcome(HOME, 200, took_s=7.0), late, late, last), budget_s=10, replay=True)
+    assert report.too_slow == ["GET /gone"]

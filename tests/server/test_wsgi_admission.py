@@ -17,6 +17,7 @@ import pytest
 from jumpstart_server.admin import is_saturated
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.engine import PoolStats
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.wsgi.server import WSGIServer
 from jumpstart_warmup.observe import Observer
 from tests.server.raw_http import until
@@ -175,7 +176,7 @@ def two_workers(threads: int, queue: int) -> Iterator[tuple[Lab, Lab]]:
             ConnectionSettings(),
             threads=threads,
             observer=Observer(),
-            queue=queue,
+            limits=RequestLimits(queue=queue),
             multiprocess=True,
         )
         try:

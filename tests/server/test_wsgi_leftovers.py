@@ -14,9 +14,9 @@ import pytest
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.wsgi import body as body_module
 from jumpstart_server.wsgi import connection as connection_module
+from jumpstart_server.wsgi import deadlines as deadlines_module
 from jumpstart_server.wsgi import listeners as listeners_module
 from jumpstart_server.wsgi import server as server_module
-from jumpstart_server.wsgi import timeouts as timeouts_module
 from jumpstart_server.wsgi.body import LEAST_SPOOL_BYTES, SPOOL_BYTES, Spool, Spools
 from jumpstart_server.wsgi.connection import Connection
 from jumpstart_server.wsgi.server import WSGIServer
@@ -184,7 +184,7 @@ def test_a_client_that_has_closed_its_sending_side_is_answered(kind: str, over: 
 def test_a_probe_never_gets_into_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keeper sends it while the handler may begin to answer at any moment."""
     monkeypatch.setattr(connection_module, "DISCONNECT_GRACE", 0.0)
-    monkeypatch.setattr(timeouts_module, "LOOK", 0.001)
+    monkeypatch.setattr(deadlines_module, "LOOK", 0.001)
     monkeypatch.setattr(server_module, "SWEEP", 0.001)
     switch_often(monkeypatch)
     probe, probes = Connection.probe, [0]

@@ -322,7 +322,7 @@ def test_a_thread_is_replaced_when_the_server_itself_fails(caplog: pytest.LogCap
 
 
 def test_the_system_has_no_thread_to_give(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """It goes on with those that it has, and reads on."""
+    """It goes on with those that it has, reads on, and asks again later: the want may be over."""
     free, done = threading.Event(), threading.Event()
     with crew_of(8) as crew:
         check_idle_pool(crew.pool)
@@ -336,7 +336,12 @@ def test_the_system_has_no_thread_to_give(monkeypatch: pytest.MonkeyPatch, caplo
         free.set()
         assert done.wait(LONG)
         check_idle_pool(crew.pool)
-        assert crew.pool.stats().threads == crew.pool.size == 1
+        assert crew.pool.stats().threads == 1
+        again = threading.Event()
+        for _ in range(3):
+            ring(crew.on(lambda thread: crew.run(thread, lambda: again.wait(LONG))))
+        until(lambda: crew.pool.stats().busy == 3, LONG)
+        again.set()
     assert "no thread to give" in caplog.text
 
 

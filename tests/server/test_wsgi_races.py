@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.wsgi import answers as answers_module
 from jumpstart_server.wsgi import connection as connection_module
 from jumpstart_server.wsgi import pool as pool_module
-from jumpstart_server.wsgi import server as server_module
 from tests.server.raw_http import PATIENCE, Client, make_certificate, until
 from tests.server.wsgi_counts import LONG, Guard, check_idle, check_pool, switch_often
 from tests.server.wsgi_lab import Environ, Lab, StartResponse, answer
@@ -38,7 +38,7 @@ HASTY = ConnectionSettings(header_timeout=0.4, body_timeout=0.4, write_timeout=0
 def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
     switch_often(monkeypatch)
     monkeypatch.setattr(pool_module, "IDLE_TIME", 0.01)
-    monkeypatch.setattr(server_module, "LINGER_TIME", 0.2)
+    monkeypatch.setattr(answers_module, "LINGER_TIME", 0.2)
     monkeypatch.setattr(connection_module, "DISCONNECT_GRACE", 0.02)
     guard = Guard(monkeypatch)
     yield guard

@@ -20,13 +20,13 @@ import pytest
 import jumpstart
 from jumpstart_server.access import AccessLog
 from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.wsgi.files import FileWrapper
-from jumpstart_server.wsgi.timeouts import TimeLimits
 from tests.server.raw_http import PATIENCE, Client, make_certificate, until
 from tests.server.wsgi_counts import Guard, check_idle
 from tests.server.wsgi_lab import App, Environ, Lab, StartResponse, answer, descriptors
 
-SHORT = TimeLimits(timeout=0.3)
+SHORT = RequestLimits(timeout=0.3)
 SLACK = 0.25  # seconds
 LOOSE = 1.5  # seconds, on a busy machine
 SLOW = 20.0  # seconds that a handler waits which nobody stops
@@ -90,7 +90,7 @@ def back_at_rest(lab: Lab, threads: int) -> None:
     assert (stats.overruns, stats.waiting) == (0, 0)
     until(lambda: lab.server.stats().threads <= threads)
     check_idle(lab.server)
-    until(lambda: not lab.server._timeouts._stops)
+    until(lambda: not lab.server._deadlines._stops)
     assert not lab.server._overrunning
 
 
@@ -182,7 +182,7 @@ def test_6_the_clock_starts_when_the_handler_is_called(timeout: float) -> None:
         compute()
         raise AssertionError
 
-    with Lab(app=app, threads=1, limits=TimeLimits(timeout=timeout)) as lab:
+    with Lab(app=app, threads=1, limits=RequestLimits(timeout=timeout)) as lab:
         with lab.connect() as first, lab.connect() as client:
             first.get("/hold")
             until(lambda: lab.busy == 1)
@@ -236,7 +236,7 @@ def test_10_11_others_finish(log: pytest.LogCaptureFixture) -> None:
                 time.sleep(0.01)
         return answer()(environ, start_response)
 
-    limits = TimeLimits(timeout=0.5, timeout_extension=10)
+    limits = RequestLimits(timeout=0.5, timeout_extension=10)
     with Lab(app=app, threads=4, limits=limits) as lab:
         clients = [lab.connect() for _ in range(4)]
         for number, client in enumerate(clients):
@@ -310,7 +310,7 @@ def test_55_the_times_until_the_first_byte_and_between_two(log: pytest.LogCaptur
 
         return app
 
-    limits = TimeLimits(first_byte_timeout=0.6, idle_timeout=0.4)
+    limits = RequestLimits(first_byte_timeout=0.6, idle_timeout=0.4)
     with Lab(threads=4, limits=limits) as lab:
         lab.app(streaming(SLOW), "/late")
         lab.app(streaming(*[0.2] * 6), "/long")
@@ -345,7 +345,7 @@ def test_handlers_may_have_more_time_as_far_as_the_operator_allows() -> None:
 
     for extension, granted in ((0.0, "0.5"), (0.5, "1.0")):
         story.told.clear()
-        with Lab(app=app, threads=1, limits=TimeLimits(timeout=0.5, timeout_extension=extension)) as lab:
+        with Lab(app=app, threads=1, limits=RequestLimits(timeout=0.5, timeout_extension=extension)) as lab:
             began = time.monotonic()
             assert lab.ask(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").status == 504
             assert 0.5 + extension <= time.monotonic() - began < 0.5 + extension + LOOSE
@@ -495,7 +495,7 @@ def test_a_handler_whose_client_does_not_read(way: str, tls: bool, tmp_path: Pat
         return []
 
     with Lab(
-        app=app, threads=1, limits=TimeLimits(timeout=1.0), tls=make_certificate(tmp_path) if tls else None
+        app=app, threads=1, limits=RequestLimits(timeout=1.0), tls=make_certificate(tmp_path) if tls else None
     ) as lab:
         with lab.back_to_baseline(), lab.connect() as client:
             client.get("/")
@@ -552,7 +552,7 @@ def test_33_overruns_are_replaced_up_to_a_limit_and_the_counts_return(log: pytes
             release.wait(12 * PATIENCE)
         return answer()(environ, start_response)
 
-    limits = TimeLimits(timeout=0.3, max_overruns=2)
+    limits = RequestLimits(timeout=0.3, max_overruns=2)
     with Lab(app=app, threads=2, limits=limits, renew=reasons.append, queue_timeout=0) as lab:
 
         def get(path: str) -> Client:
@@ -600,7 +600,7 @@ def test_an_overrun_does_not_hold_up_the_stop() -> None:
         release.wait(12 * PATIENCE)
         return answer()(environ, start_response)
 
-    lab = Lab(app=app, threads=1, limits=TimeLimits(timeout=0.3))
+    lab = Lab(app=app, threads=1, limits=RequestLimits(timeout=0.3))
     lab.start()
     with lab.connect() as client:
         client.get("/")
@@ -643,7 +643,7 @@ def asking(model: socket.socket, story: Callable[[str], None], timeout: float | 
 
 def test_a_handler_that_waits_for_a_peer_is_freed(model: socket.socket, log: pytest.LogCaptureFixture) -> None:
     story = Story()
-    with Lab(threads=2, limits=TimeLimits(timeout=0.5, on_deadline="sever")) as lab:
+    with Lab(threads=2, limits=RequestLimits(timeout=0.5, on_deadline="sever")) as lab:
         lab.app(asking(model, story), "/")
         with lab.back_to_baseline():
             assert lab.ask(b"POST / HTTP/1.1\r\nHost: a\r\n\r\n").status == 504
@@ -657,7 +657,7 @@ def test_a_handler_that_waits_for_a_peer_is_freed(model: socket.socket, log: pyt
 
 def test_without_it_the_same_handler_is_an_overrun(model: socket.socket) -> None:
     story = Story()
-    with Lab(threads=2, limits=TimeLimits(timeout=0.3)) as lab:
+    with Lab(threads=2, limits=RequestLimits(timeout=0.3)) as lab:
         lab.app(asking(model, story), "/")
         assert lab.ask(b"POST / HTTP/1.1\r\nHost: a\r\n\r\n").status == 504
         until(lambda: lab.server.stats().overruns == 1)
@@ -681,7 +681,7 @@ def test_no_client_is_severed_nor_what_another_handler_waits_on(model: socket.so
             story("nothing came" if not ready else "severed")
         return answer()(environ, start_response)
 
-    limits = TimeLimits(timeout=0.4, timeout_extension=20, on_deadline="sever")
+    limits = RequestLimits(timeout=0.4, timeout_extension=20, on_deadline="sever")
     with Lab(threads=8, limits=limits) as lab:
         lab.app(patient, "/patient")
         lab.app(asking(model, lambda word: None), "/stuck")
@@ -758,7 +758,7 @@ def test_a_handler_whose_client_has_left_is_interrupted_if_its_method_is_safe(
 def test_300_handlers_whose_clients_leave_before_the_first_token_are_free_soon(
     model: socket.socket, way: str, log: pytest.LogCaptureFixture
 ) -> None:
-    with Lab(threads=300, limits=TimeLimits(timeout=60, on_deadline="sever")) as lab:
+    with Lab(threads=300, limits=RequestLimits(timeout=60, on_deadline="sever")) as lab:
         lab.app(asking(model, lambda word: None), "/")
         with lab.back_to_baseline():
             clients = [lab.connect() for _ in range(300)]
@@ -783,7 +783,7 @@ def test_handlers_whose_clients_leave_in_the_middle_of_a_stream_are_free_sooner(
             time.sleep(0.1)
             yield b"token "
 
-    with Lab(app=tokens, threads=100, limits=TimeLimits(timeout=60, on_deadline="sever")) as lab:
+    with Lab(app=tokens, threads=100, limits=RequestLimits(timeout=60, on_deadline="sever")) as lab:
         with lab.back_to_baseline():
             clients = [lab.connect() for _ in range(100)]
             for client in clients:
@@ -876,7 +876,7 @@ def test_deadlines_at_about_the_end_of_their_requests(
 
     before = len(descriptors())
     guard = Guard(monkeypatch)
-    with Lab(app=app, threads=8, limits=TimeLimits(timeout=0.1), queue_timeout=0) as lab:
+    with Lab(app=app, threads=8, limits=RequestLimits(timeout=0.1), queue_timeout=0) as lab:
         threads = [threading.Thread(target=ask, args=[lab, seed]) for seed in range(8)]
         for thread in threads:
             thread.start()
@@ -895,7 +895,7 @@ def test_deadlines_at_about_the_end_of_their_requests(
 def test_the_keeper_sees_a_deadline_when_there_is_no_other_traffic() -> None:
     """It sleeps then."""
     story = Story()
-    with Lab(app=computing(story), threads=1, limits=TimeLimits(timeout=1.6)) as lab, lab.connect() as client:
+    with Lab(app=computing(story), threads=1, limits=RequestLimits(timeout=1.6)) as lab, lab.connect() as client:
         client.get("/")
         began = time.monotonic()
         assert client.response().status == 504

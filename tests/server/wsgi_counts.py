@@ -50,7 +50,7 @@ def check_idle(server: WSGIServer) -> None:
     until(lambda: not (server.stats().busy or server.stats().waiting), LONG)
     check_idle_pool(server.pool)
     until(lambda: server._idle == server._all, LONG)
-    until(lambda: len(server._deadlines) == len(server._all), LONG)
+    until(lambda: len(server._timers) == len(server._all), LONG)
     for connection in list(server._all.values()):
         assert connection.queued_at == 0.0 and not connection.parsed
 

@@ -17,13 +17,14 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from jumpstart_server.access import AccessLog
 from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.wsgi.pool import PoolThread
 from jumpstart_server.wsgi.server import WSGIServer
 from jumpstart_warmup.observe import Observer
@@ -48,9 +49,12 @@ class Lab(BaseLab):
         uds: Path | None = None,
         tls: tuple[Path, Path] | None = None,
         access: AccessLog | None = None,
+        limits: RequestLimits = RequestLimits(),  # noqa: B008  # frozen
+        queue: int = 1000,
+        queue_timeout: float = 10.0,
         **more: Any,
     ) -> None:
-        """*more* goes to `WSGIServer`."""
+        """*queue* and *queue_timeout* are the limits'; *more* goes to `WSGIServer`."""
         self._before = descriptors()
         self._interval = sys.getswitchinterval()
         super().__init__(uds=uds, tls=tls)
@@ -67,6 +71,7 @@ class Lab(BaseLab):
             observer=Observer(),
             tls=context,
             access=access,
+            limits=replace(limits, queue=queue, queue_timeout=queue_timeout),
             **more,
         )
         self.stopped = threading.Event()  # and every connection was closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -177,8 +178,8 @@ def test_hex_of_random_bytes_is_opaque(data: bytes) -> None:
 # --- the recorder
 
 
-def recorder(**kwargs: list[str]) -> CorpusRecorder:
-    return CorpusRecorder(WarmSettings(), **kwargs)
+def recorder(hosts: Sequence[str] = ()) -> CorpusRecorder:
+    return CorpusRecorder(WarmSettings(), hosts=hosts)
 
 
 def restored(records: list[Record]) -> tuple[CorpusRecorder, Tally]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -21,8 +22,12 @@ from starlette.routing import Route
 import jumpstart.context
 from jumpstart_warmup import inprocess
 from jumpstart_warmup.corpus import WarmRequest
-from jumpstart_warmup.inprocess import Outcome, WarmupResult, warm_asgi, warm_wsgi
+from jumpstart_warmup.inprocess import Outcome, WarmupResult, WSGIWarmup, warm_asgi
 from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer
+
+
+def warm_wsgi(app: Any, requests: list[WarmRequest], **kwargs: Any) -> WarmupResult:
+    return WSGIWarmup(app, requests, **kwargs).run()
 
 
 def warm(app: Any, *requests: WarmRequest, budget_s: float = 5, **kwargs: Any) -> WarmupResult:
@@ -466,3 +471,75 @@ def test_flask_is_warmed_and_knows() -> None:
     assert result.failed == []
     assert result.cold_events == 1
     assert list(observer.snapshot().warmup) == ["POST /items/<int:number>"]
+
+
+def test_a_wsgi_handler_is_told_what_is_left_of_budget_and_timeout() -> None:
+    seen: list[tuple[float | None, float | None]] = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        before = jumpstart.deadline()
+        seen.append((before, jumpstart.extend_deadline(60)))
+        while environ["PATH_INFO"] == "/wait" and not jumpstart.cancelled():
+            time.sleep(0.01)
+        start_response("200 OK", [])
+        return [b"x"]
+
+    requests = [WarmRequest(), WarmRequest(path="/wait"), WarmRequest(path="/skipped")]
+    result = warm_wsgi(app, requests, budget_s=0.5)
+    assert (result.ok, result.skipped) == (2, 1)
+    assert all(0 < before <= 0.5 and extended <= before for before, extended in seen if before and extended)
+    assert len(seen) == 2
+    assert 0.45 < result.elapsed_s < 2
+    seen.clear()
+    warm_wsgi(app, [WarmRequest()], budget_s=60, timeout_s=2)
+    assert seen[0][0] is not None and 1 < seen[0][0] <= 2
+
+
+def test_an_asgi_app_is_told_what_is_left_and_when_nobody_waits_any_more() -> None:
+    seen: list[float | None] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(jumpstart.deadline())
+        while scope["path"] == "/wait" and not jumpstart.cancelled():
+            await asyncio.sleep(0.01)
+        if scope["path"] == "/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while not jumpstart.cancelled():
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            seen.append(None)
+            return
+        await answer(send)
+        assert not jumpstart.cancelled() or scope["path"] == "/wait", "what follows the response is part of it"
+
+    result = warm(app, WarmRequest(), WarmRequest(path="/stream"), timeout_s=3)
+    assert (result.ok, result.failures) == (2, 0)
+    assert seen[2] is None and all(each is not None and 2 < each <= 3 for each in seen[:2])
+    result = warm(app, WarmRequest(path="/wait"), budget_s=0.3)
+    assert result.elapsed_s < 2
+
+
+def test_what_blocks_is_left_counted_and_changes_nothing_afterwards() -> None:
+    gate, entered = threading.Event(), threading.Event()
+    noted: list[Outcome] = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        if environ["PATH_INFO"] == "/blocks":
+            entered.set()
+            assert gate.wait(10)
+            assert jumpstart.cancelled()
+        start_response("200 OK", [])
+        return [b"x"]
+
+    requests = [WarmRequest(), WarmRequest(path="/blocks"), WarmRequest(path="/rest", repeat=3)]
+    warmup = WSGIWarmup(app, requests, budget_s=60, on_result=noted.append)
+    thread = threading.Thread(target=warmup.run)
+    thread.start()
+    assert entered.wait(10)
+    result = warmup.leave()
+    assert (result.requests, result.ok, result.failures, result.skipped) == (2, 1, 1, 3)
+    assert (result.failed[0].method, result.failed[0].path) == ("GET", "/blocks")
+    before = msgspec.json.encode(result)
+    gate.set()
+    thread.join(10)
+    assert msgspec.json.encode(warmup.leave()) == before
+    assert [(each.request.path, each.is_late) for each in noted] == [("/", False), ("/blocks", True)]

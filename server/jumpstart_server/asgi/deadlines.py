@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from jumpstart_server.asgi.gate import Gate
-from jumpstart_server.asgi.limits import RequestLimits
 from jumpstart_server.asgi.stacks import stack_of_task
 from jumpstart_server.asgi.threads import Threads
+from jumpstart_server.envelope.limits import RequestLimits
 
 if TYPE_CHECKING:
     from jumpstart_server.asgi.exchange import Exchange

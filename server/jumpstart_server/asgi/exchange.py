@@ -225,8 +225,9 @@ class Exchange:
             self.scope = None
             if service.deadlines.orphans:
                 service.deadlines.orphans.discard(self)
-            if service.gate.queue.size:
-                service.gate.look(time.monotonic())
+            gate = service.gate
+            if not gate.is_unlimited and gate.queue.size:
+                gate.look(time.monotonic())
 
     def _current_task(self) -> asyncio.Task[None]:
         assert self.task is not None, "the task runs"

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jumpstart_server.asgi.limits import RequestLimits
 from jumpstart_server.envelope.admission import Admission
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.refusals import Refusals
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Gate:
 
     Attributes:
         queue: who waits, and the books.
+        is_unlimited: nobody ever waits.
         watch: called when somebody waits, so that somebody calls `look` again and again.
     """
 
@@ -42,7 +43,7 @@ class Gate:
         """*running*: uvicorn's tasks, those of WebSockets too."""
         self.queue: Admission[Exchange] = Admission(limits.queue, limits.queue_timeout)
         self._limit = limits.limit_concurrency or math.inf
-        self._is_unlimited = not limits.limit_concurrency
+        self.is_unlimited = not limits.limit_concurrency
         self.watch: Callable[[], None] = lambda: None
         self._cap = cap
         self._running = running
@@ -62,7 +63,7 @@ class Gate:
     @property
     def is_open(self) -> bool:
         """A request may start now, and none waits that came before it."""
-        if self._is_unlimited and self._cap.most is None:
+        if self.is_unlimited and self._cap.most is None:
             return True
         return len(self._running) < self._limit and not self.queue.size and not self.is_capped
 

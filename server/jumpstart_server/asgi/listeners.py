@@ -9,7 +9,6 @@ descriptors to spare (`MARGIN`), and no TLS; else we do it here.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import resource
@@ -17,14 +16,11 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 
+from jumpstart_server.connection_settings import ACCEPT_PAUSE, ACCEPTS, COMPLAINT_PAUSE, NO_DESCRIPTORS
 from jumpstart_server.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 
-ACCEPTS = 16  # connections at one event; the others stay for other workers
-NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-ACCEPT_PAUSE = 1.0  # seconds without accepting after the descriptors ran out
-COMPLAINT_PAUSE = 60.0  # seconds between lines about that
 MARGIN = 64  # free descriptors that there are to be for the loop's own server; at most a quarter of all
 LOOK_EACH = 8  # of its connections
 FOR_EVER = 365 * 86_400.0  # seconds, where None would be a default
@@ -180,7 +176,7 @@ class Listeners:
         if now - self._complained_at >= COMPLAINT_PAUSE:
             self._complained_at = now
             logger.error(
-                "cannot accept connections: %s; trying again each %.0f s (failed %d times since the last such line)",
+                "cannot accept connections: %s; trying again each %g s (failed %d times since the last such line)",
                 *(error, ACCEPT_PAUSE, self._failures),
             )
             self._failures = 0

@@ -136,7 +136,8 @@ class JumpstartProtocol(asyncio.Protocol):
         self._config = config
         self._server_state = server_state
         self._app_state = app_state
-        self._create_task = loop.create_task
+        # Where no factory of the app's makes tasks: to number each costs as much as to make one.
+        self._create_task = loop.create_task if loop.get_task_factory() is not None else None
         self._parser = RequestParser(self._settings.limits, self._settings.header_map)
         self._phase: Phase = IDLE
         self.exchange: Exchange | None = None
@@ -347,7 +348,11 @@ class JumpstartProtocol(asyncio.Protocol):
         """Call the app."""
         scope = exchange.scope
         assert scope is not None
-        task = self._create_task(exchange.run(self.service.app, scope), context=self._context.copy())
+        running = exchange.run(self.service.app, scope)
+        if self._create_task is None:
+            task = asyncio.Task(running, loop=self.loop, name="request", context=self._context.copy())
+        else:
+            task = self._create_task(running, context=self._context.copy())
         exchange.task = task
         self.tasks.add(task)  # discarded by the task itself: a done callback costs a turn of the loop
 

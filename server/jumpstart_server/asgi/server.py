@@ -23,7 +23,6 @@ from jumpstart_server import forks
 from jumpstart_server.access import AccessLog
 from jumpstart_server.asgi.gate import Cap
 from jumpstart_server.asgi.lifespan import Lifespan
-from jumpstart_server.asgi.limits import RequestLimits
 from jumpstart_server.asgi.listeners import Listeners
 from jumpstart_server.asgi.protocol import JumpstartProtocol
 from jumpstart_server.asgi.proxied import ProxiedProtocol
@@ -31,6 +30,7 @@ from jumpstart_server.asgi.service import Service
 from jumpstart_server.asgi.threads import Threads
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.engine import CANCEL_GRACE, BecomeReady, PoolStats
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.logs import keep_enabled
 from jumpstart_server.settings import TenantSettings
 from jumpstart_warmup.observe import Observer

@@ -12,8 +12,8 @@ from jumpstart_server.access import AccessLog
 from jumpstart_server.asgi.cpu import Sampler
 from jumpstart_server.asgi.deadlines import Deadlines
 from jumpstart_server.asgi.gate import Cap, Gate
-from jumpstart_server.asgi.limits import RequestLimits
 from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.http1 import DefaultFields, RequestHead
 from jumpstart_server.refusals import Refusals
 from jumpstart_warmup.observe import Observer

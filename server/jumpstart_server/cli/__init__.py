@@ -6,19 +6,22 @@ Options that are settings are made from their declarations in `settings.py`; eac
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
 from jumpstart._version import __version__
 from jumpstart.errors import ConfigError, JumpstartError
+from jumpstart_server.cli import say
 from jumpstart_server.cli.foreign import explain, foreign_options
-from jumpstart_server.config import Sources, environment, load_all, load_settings, unknown_variables
+from jumpstart_server.config import Sources, Typed, environment, load_all, load_settings, unknown_variables
 from jumpstart_server.envelope.explain import Tenant, findings
 from jumpstart_server.envelope.memory import read_machine
 from jumpstart_server.exits import ExitCode, exit_code
@@ -38,6 +41,7 @@ class Launch:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+SPELLED = f"{__name__}.spelled"  # in a context's meta: option → the spelling of it that was typed
 
 
 def settings_options(*sections: str, but: Iterable[str] = ()) -> Callable[[F], F]:
@@ -55,7 +59,11 @@ def settings_options(*sections: str, but: Iterable[str] = ()) -> Callable[[F], F
 
 
 class SettingsCommand(click.Command):
-    """A command with many options, which its help shows in groups."""
+    """A command with many options, which its help shows in groups, and which remembers how each was spelled."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[SPELLED] = _spelled(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         group_of = {_parameter_name(option): option.group for option in declared_options()}
@@ -69,6 +77,19 @@ class SettingsCommand(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _spelled(words: Iterable[str]) -> dict[str, str]:
+    """Option (``tenant.workers``) → the flag in *words* that named it last."""
+    owners = {flag: f"{option.section}.{option.key}" for option in declared_options() for flag in option.flags}
+    found = {}
+    for word in words:
+        if word == "--":
+            break
+        flag = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if flag in owners:
+            found[owners[flag]] = flag
+    return found
 
 
 def _parameter_name(option: Option) -> str:
@@ -123,12 +144,17 @@ def settings_of_all(
 def warn_of_unknown(environ: Mapping[str, str]) -> None:
     """Say which ``JUMPSTART_*`` variables nobody reads."""
     for line in unknown_variables(environ):
-        click.echo(f"jumpstart: warning: {line}", err=True)
+        say.warning(line)
 
 
 def command_line_of(target: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Option (``tenant.workers``) → what click parsed for it."""
+    """Option (``tenant.workers``) → what click parsed for it, and the spelling that was typed."""
+    context = click.get_current_context(silent=True)
+    spelled: dict[str, str] = context.meta.get(SPELLED, {}) if context is not None else {}
     command_line = {name.replace("__", ".", 1): value for name, value in given.items()}
+    for name, flag in spelled.items():
+        if name in command_line:
+            command_line[name] = Typed(command_line[name], flag)
     if target is not None:
         _refuse_file(target)
         command_line["app.target"] = command_line["tenant.target"] = target
@@ -176,11 +202,35 @@ def _refuse_file(target: str) -> None:
         raise click.UsageError(f"TARGET {target} is a file; write its module and the app's name in it: {meant}")
 
 
-class _Commands(click.Group):
+class Group(click.Group):
+    """Commands; a name that is none of them is answered with what was probably meant."""
+
+    MEANT: ClassVar[Mapping[str, str]] = {}
+    """Name that hands type → the command that it is here."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            meant = self.meant(ctx, args)
+            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(self.list_commands(ctx))}"
+            raise click.UsageError(f"there is no command {name!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def meant(self, ctx: click.Context, args: list[str]) -> str:
+        """The command line that was probably meant; empty where nothing is near."""
+        known = self.list_commands(ctx)
+        close = self.MEANT.get(args[0].lower()) or next(iter(difflib.get_close_matches(args[0].lower(), known, 1)), "")
+        return shlex.join([*ctx.command_path.split(), close, *args[1:]]) if close else ""
+
+
+class _Commands(Group):
     """The commands by name; only the module of the one that is used is imported, for each boot pays for it."""
 
     MODULES = ("serve", "build", "profile", "keys", "warm", "status", "check", "advise", "export")
     CHECK_CONFIG = "--check-config"  # gunicorn's
+    MEANT: ClassVar[Mapping[str, str]] = {"run": "serve", "start": "serve", "config": "check", "stats": "status"}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.MODULES)
@@ -195,9 +245,14 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] == "serve" and self.CHECK_CONFIG in args:
+        if args[0] in ("serve", "check") and self.CHECK_CONFIG in args:
             args = ["check", *(word for word in args[1:] if word != self.CHECK_CONFIG)]
         return super().resolve_command(ctx, args)
+
+    def meant(self, ctx: click.Context, args: list[str]) -> str:
+        if any(char in args[0] for char in ":./"):  # an app, as uvicorn and gunicorn take it
+            return shlex.join([ctx.command_path, "serve", *args])
+        return super().meant(ctx, args)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -217,13 +272,13 @@ def run(started: float, waiting: Interpreter | None) -> int:
     try:
         return int(cli.main(standalone_mode=False, obj=Launch(started, waiting)) or ExitCode.CLEAN)
     except click.NoSuchOption as error:
-        explain(error).show()
+        say.misuse(explain(error))
         return ExitCode.USAGE
     except click.ClickException as error:
-        error.show()
+        say.misuse(error)
         return ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
         return 130  # the shell's code for an end by Ctrl-C
     except JumpstartError as error:
-        click.echo(f"jumpstart: {error}", err=True)
+        say.error(error)
         return exit_code(error)

@@ -16,7 +16,7 @@ from jumpstart_server.exits import ExitCode
 @click.command(cls=SettingsCommand)
 @click.argument("target", required=False)
 @click.option("--requests", metavar="FILE", help="TOML file of requests to learn from; run once.")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")
+@click.option("-o", "--output", default="", metavar="FILE", help="The profile to write: NAME.jumpstart.")
 @click.option("--allow-failures", is_flag=True, help="Exit 0 also when requests failed.")
 @settings_options(
     "app", "tenant", "profile", "server", but=("bind", "host", "port", "uds", "fd", "profile", "admin", "pid")
@@ -39,6 +39,10 @@ def build(
     from jumpstart_server import profiles
     from jumpstart_warmup.corpus import read_requests
 
+    if not output:
+        raise click.UsageError(
+            "-o is missing: the profile to write; for example: jumpstart build shop.web:app -o shop.jumpstart"
+        )
     settings = settings_of(target, config_file, tenant, given)
     set_up_logging_of(settings)
     if requests is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,20 @@ import click
 
 from jumpstart.errors import ConfigError
 from jumpstart_server.addresses import addresses_of
-from jumpstart_server.cli import SettingsCommand, command_line_of, settings_options
-from jumpstart_server.config import Sources, environment, load_all, load_settings, tenant_names, unknown_variables
+from jumpstart_server.cli import SettingsCommand, command_line_of, say, settings_options
+from jumpstart_server.config import (
+    Sources,
+    environment,
+    load_all,
+    load_settings,
+    tenant_names,
+    unknown_variables,
+)
 from jumpstart_server.envelope.explain import Finding, Tenant, explain, findings
 from jumpstart_server.envelope.memory import read_machine
 from jumpstart_server.exits import ExitCode
+from jumpstart_server.export.model import tenants_of, with_all_routes
+from jumpstart_server.problems import texts_of
 
 
 @click.command(cls=SettingsCommand)
@@ -30,25 +39,28 @@ def check(target: str | None, config_file: str | None, tenant: str | None, **giv
     command_line = command_line_of(target, given)
     environ = environment()
     for line in unknown_variables(environ):
-        click.echo(f"warning: {line}", err=True)
-    tenants, refused = [], []
+        say.warning(line)
+    tenants: list[Tenant] = []
+    refused: list[str] = []
     for name in [tenant] if tenant is not None else tenant_names(config_file, Path.cwd()):
         try:
             tenants.append(_load(command_line, environ, config_file, name))
         except ConfigError as error:  # the others' may be wrong too, and all of it is told at once
-            refused.append(str(error))
+            refused += texts_of(error)
     if not refused:
         try:
             load_all(command_line, environ, config_file=config_file, tenant=tenant)  # what they cannot have together
         except ConfigError as error:
-            refused.append(str(error))
+            refused += texts_of(error)
     machine = read_machine()
     workers = sum(each.limits.workers for each in tenants)
     for each in tenants:
         click.echo("\n".join(explain(each, machine, workers)) + "\n")
-    found = [*_without_app(tenants), *findings(tenants, machine)]
+    if len(tenants) > 1 and not any(each.limits.routes for each in tenants):
+        click.echo("No tenant has routes, which jumpstart export needs for a proxy in front of them.\n")
+    found = [*_without_app(tenants), *_without_profile(tenants), *findings(tenants, machine), *_routes(tenants)]
     for text in dict.fromkeys(refused):
-        click.echo(f"error: {text}", err=True)
+        say.error(text)
     for finding in found:
         click.echo(str(finding), err=True)
     if refused or any(finding.is_error for finding in found):
@@ -67,3 +79,22 @@ def _load(
 def _without_app(tenants: list[Tenant]) -> list[Finding]:
     text = "no app is named; give TARGET as module:attribute, or [app] target in jumpstart.toml"
     return [Finding(True, f"[tenants.{each.name}] target", text) for each in tenants if not each.settings.target]
+
+
+def _without_profile(tenants: list[Tenant]) -> Iterator[Finding]:
+    for each in tenants:
+        path = each.limits.profile
+        if path and "://" not in path and not Path(path).exists():
+            must = each.settings.profile.require_warm
+            means = "it does not start without one (require_warm)" if must else "it boots without one"
+            yield Finding(must, f"{each.place('profile')} {path}", f"no such file or folder; {means}")
+
+
+def _routes(tenants: list[Tenant]) -> Iterator[Finding]:
+    """What `jumpstart export` would refuse, where the file has routes at all."""
+    if not any(each.limits.routes for each in tenants):
+        return
+    try:
+        with_all_routes(tenants_of([each.settings for each in tenants]))
+    except ConfigError as error:
+        yield Finding(False, "jumpstart export", str(error))

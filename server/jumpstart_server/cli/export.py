@@ -6,12 +6,13 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import click
 
 from jumpstart.errors import ConfigError
 from jumpstart_server.addresses import parse_address
+from jumpstart_server.cli import Group, say
 from jumpstart_server.config import configured_tenants, load_all
 from jumpstart_server.export import envoy as envoy_text
 from jumpstart_server.export import kubernetes as kubernetes_text
@@ -22,7 +23,11 @@ from jumpstart_server.export.model import Tenant, tenants_of, with_all_routes
 F = TypeVar("F")
 
 
-@click.group()
+class _Engines(Group):
+    MEANT: ClassVar[Mapping[str, str]] = {"k8s": "kubernetes", "kube": "kubernetes", "systemctl": "systemd"}
+
+
+@click.group(cls=_Engines)
 def export() -> None:
     """
     Write the tenants of jumpstart.toml for the engine that runs a fleet of them.
@@ -137,7 +142,7 @@ def systemd(
 
 
 @export.command()
-@click.option("--image", required=True, metavar="IMAGE", help="With the app, jumpstart.toml in its working folder.")
+@click.option("--image", default="", metavar="IMAGE", help="With the app, jumpstart.toml in its working folder.")
 @click.option("--namespace", default="", metavar="NAME", help="By default that of kubectl.")
 @click.option("--replicas", type=click.IntRange(min=0), default=2, show_default=True, help="Pods of each tenant.")
 @click.option("--name", default="jumpstart", show_default=True, help="Of the app; begins the names of all objects.")
@@ -160,6 +165,11 @@ def kubernetes(
     output: str | None,
 ) -> int:
     """A Deployment and a Service for each tenant."""
+    if not image:
+        raise click.UsageError(
+            "--image is missing: the image with the app; for example: "
+            "jumpstart export kubernetes --image registry.example/shop:1.4"
+        )
     tenants, _ = _load(config_file, names, routed=bool(ingress or gateway))
     options = kubernetes_text.KubernetesOptions(
         image=image,
@@ -236,4 +246,4 @@ def _write(files: Mapping[str, str], output: str | None) -> int:
 def _warn(reasons: Sequence[str]) -> None:
     """They stand in the text too; who writes it to a file does not read it."""
     for reason in filter(None, reasons):
-        click.echo(f"jumpstart: warning: {reason}", err=True)
+        say.warning(reason)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from jumpstart_server.cli import say
 from jumpstart_server.settings import declared_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,6 +22,10 @@ PREFIX = "foreign_"  # of the names of their parameters
 THREADS = "a worker runs --threads requests at once; WSGI and ASGI are told apart by themselves"
 NO_GREEN_THREADS = "there are no green threads here; give --threads, which are started on demand and may be a thousand"
 LIMITS = "see --limit-request-line, --limit-request-fields and --limit-request-field_size"
+NO_HTTP2 = "HTTP/1.1 is spoken here; let a proxy in front speak HTTP/2 to clients"
+NO_DIRTY = "there are no such workers here; run long work in a queue of its own, or in a tenant with a longer --timeout"
+NO_LENIENCE = "requests are read strictly, for a proxy in front may read them otherwise; mend the client"
+WEBSOCKETS = "this cannot be set in this version; leave the option out"
 PROXY_ENDS_TLS = "not in this version; let a proxy in front check it"
 
 
@@ -74,6 +79,21 @@ ACCEPTED = (
         values={"auto": "it is websockets", "websockets": "it always is", "websockets-sansio": "it is websockets"},
         refusal="WebSockets are served with websockets; leave the option out",
     ),
+    Accepted(("--ws-max-size",), values={"16777216": "it is so"}, refusal=f"messages may have 16 MiB: {WEBSOCKETS}"),
+    Accepted(
+        ("--ws-max-queue",),
+        values={"32": "it is so, or less"},
+        refusal=f"the app reads messages as they come: {WEBSOCKETS}",
+    ),
+    Accepted(("--ws-ping-interval",), values=dict.fromkeys(("20", "20.0"), "it is so"), refusal=f"20 s: {WEBSOCKETS}"),
+    Accepted(("--ws-ping-timeout",), values=dict.fromkeys(("20", "20.0"), "it is so"), refusal=f"20 s: {WEBSOCKETS}"),
+    Accepted(
+        ("--ws-per-message-deflate",),
+        values=dict.fromkeys(("true", "True", "1"), "it is so"),
+        refusal=f"messages are compressed where the client offers it: {WEBSOCKETS}",
+    ),
+    Accepted(("--initgroups",), "the app's processes always get the groups of --user"),
+    Accepted(("--no-control-socket",), "commands come over --admin; --admin off is none"),
     Accepted(("--use-colors",), "lines have no colours"),
     Accepted(("--no-use-colors",), "lines never have colours"),
     Accepted(("--no-server-header",), "none is sent but the app's own"),
@@ -89,6 +109,38 @@ REFUSED: dict[str, str] = {
     "--cert-reqs": PROXY_ENDS_TLS,
     "--ciphers": PROXY_ENDS_TLS,
     "--config-file": "write -c FILE",
+    "--asgi-disconnect-grace-period": "an app hears at once that its client has left, and is cancelled; leave it out",
+    "--casefold-http-method": NO_LENIENCE,
+    "--control-socket": "write --admin unix:PATH; jumpstart status reads it",
+    "--control-socket-mode": "the admin socket is for its user alone; see --admin",
+    "--dirty-app": NO_DIRTY,
+    "--dirty-graceful-timeout": NO_DIRTY,
+    "--dirty-threads": NO_DIRTY,
+    "--dirty-timeout": NO_DIRTY,
+    "--dirty-workers": NO_DIRTY,
+    "--do-handshake-on-connect": "handshakes have the time of --header-timeout; leave the option out",
+    "--enable-backlog-metric": "let Prometheus read /metrics at --admin",
+    "--enable-stdio-inheritance": "standard output and error are inherited; --capture-output sends them to a file",
+    "--http-protocols": NO_HTTP2,
+    "--http2": NO_HTTP2,
+    "--http2-cleartext": NO_HTTP2,
+    "--http2-initial-window-size": NO_HTTP2,
+    "--http2-max-concurrent-streams": NO_HTTP2,
+    "--http2-max-frame-size": NO_HTTP2,
+    "--http2-max-header-list-size": NO_HTTP2,
+    "--log-syslog-facility": "name a handler of logging in the file of --log-config",
+    "--log-syslog-prefix": "name a handler of logging in the file of --log-config",
+    "--permit-obsolete-folding": NO_LENIENCE,
+    "--permit-unconventional-http-method": NO_LENIENCE,
+    "--permit-unconventional-http-version": NO_LENIENCE,
+    "--protocol": "HTTP is spoken, and not uwsgi; let the proxy pass requests on as HTTP",
+    "--proxy-allow-ips": "write --proxy-allow-from",
+    "--reload-extra-file": "write --reload-include PATTERN, and --reload-dir FOLDER where it lies elsewhere",
+    "--strip-header-spaces": NO_LENIENCE,
+    "--suppress-ragged-eofs": "a TLS connection that ends early is closed; leave the option out",
+    "--uwsgi-allow-from": "HTTP is spoken, and not uwsgi; see --forwarded-allow-ips",
+    "--version": "write jumpstart --version",
+    "--websocket-max-message-size": f"messages may have 16 MiB: {WEBSOCKETS}",
     "--date-header": "Date is always sent, as HTTP asks for it",
     "--disable-redirect-access-to-syslog": "there is no syslog; see --access-logfile and --log-config",
     "--forwarder-headers": "of a trusted proxy X-Forwarded-For and -Proto are taken; for SCRIPT_NAME give --root-path",
@@ -121,6 +173,9 @@ for _alias, _flag in {
     "--env": "-e",
     "--proc-name": "-n",
     "--no-reload-engine": "--reload-engine",
+    "--paster": "--paste",
+    "--paste-global": "--paste",
+    "-R": "--enable-stdio-inheritance",
     "--dogstatsd-tags": "--statsd-host",
 }.items():
     REFUSED[_alias] = REFUSED[_flag]
@@ -147,7 +202,7 @@ def _click_option(each: Accepted, flags: list[str]) -> Callable[[F], F]:
         meaning = each.note if is_switch else (each.values or {}).get(str(value), each.any_value)
         if not meaning:
             raise click.UsageError(f"{shown}: {each.refusal}", ctx)
-        click.echo(f"jumpstart: note: {shown}: {meaning}", err=True)
+        say.note(f"{shown}: {meaning}")
 
     name = PREFIX + long.strip("-").replace("-", "_")
     return click.option(*flags, name, hidden=True, expose_value=False, callback=take, is_flag=is_switch, default=None)
@@ -159,6 +214,10 @@ def explain(error: click.NoSuchOption) -> click.UsageError:
     advice = REFUSED.get(flag)
     if advice is not None and _takes_settings(error.ctx):
         return click.UsageError(f"{flag}: {advice}", error.ctx)
+    if isinstance(error.ctx.command if error.ctx else None, click.Group):
+        ours = {name for option in declared_options() for name in option.flags}
+        if flag in ours | set(REFUSED) | {name for each in ACCEPTED for name in each.flags} | {"-c", "--config"}:
+            return click.UsageError(f"{flag} stands before the command: write jumpstart serve TARGET {flag}", error.ctx)
     known = [each for each in _flags_of(error.ctx) if each.startswith("--")]
     close = difflib.get_close_matches(flag, known, 1, 0.85) if flag.startswith("--") else []
     hint = f"; did you mean {close[0]}?" if close else ""

@@ -10,6 +10,7 @@ import click
 from jumpstart.errors import ProfileRefusedError
 from jumpstart.profile import read_profile
 from jumpstart.trust import KeyRing
+from jumpstart_server.cli import Group
 from jumpstart_server.config import environment, paths_of_host
 
 
@@ -17,7 +18,7 @@ def _ring() -> KeyRing:
     return KeyRing(paths_of_host(environment()).keys)
 
 
-@click.group()
+@click.group(cls=Group)
 def keys() -> None:
     """Keys that sign profiles, and keys that are trusted on this host."""
 

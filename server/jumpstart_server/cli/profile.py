@@ -32,6 +32,7 @@ from jumpstart.stores import (
     reader,
 )
 from jumpstart.trust import KeyRing
+from jumpstart_server.cli import Group
 from jumpstart_server.cli.client import AdminClient
 from jumpstart_server.config import environment, paths_of_host
 
@@ -42,7 +43,7 @@ def _read(file: str) -> Profile:
     return read_profile(Path(file), trust="data-only", verify=ring.verify, now=datetime.now(UTC), max_age=None)
 
 
-@click.group()
+@click.group(cls=Group)
 def profile() -> None:
     """Profiles: show, verify, diff, capture; publish, fetch, list, promote, prune in a store."""
 

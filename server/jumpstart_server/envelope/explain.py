@@ -55,7 +55,6 @@ _ZERO = {
     "startup_timeout": "0: for ever",
     "worker_healthcheck_timeout": "0: never looked for",
     "keep_alive": "0: no connection is kept",
-    "memory_limit": "0: its share of the machine",
     "limit_request_body": "0: no limit",
     "limit_concurrency": "0: as many as come",
     "max_requests": "0: never replaced for that",
@@ -331,7 +330,11 @@ def explain(tenant: Tenant, machine: Machine, workers: int) -> list[str]:
     fitted = fit(tenant, machine, workers)
     options = {option.key: option for option in declared_options() if option.section == "tenant"}
     rows = [
-        (key, _value(options[key], getattr(limits, key)), tenant.sources.get(f"tenant.{key}", "default"))
+        (
+            key,
+            _value(options[key], getattr(limits, key), fitted.allowed, machine),
+            tenant.sources.get(f"tenant.{key}", "default"),
+        )
         for key in ENVELOPE
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -342,7 +345,17 @@ def explain(tenant: Tenant, machine: Machine, workers: int) -> list[str]:
     return lines
 
 
-def _value(option: Option, value: object) -> str:
+def _share(allowed: Allowance, machine: Machine) -> str:
+    """What a worker without a limit of its own may take."""
+    if allowed.size is None:
+        return "no limit"
+    share = f"its share of {machine.memory_source}, {show_size(allowed.size)}"
+    return share if machine.is_limited else f'no limit; threads "auto" reckons with {share}'
+
+
+def _value(option: Option, value: object, allowed: Allowance, machine: Machine) -> str:
+    if option.key == "memory_limit" and not value:
+        return f"0: {_share(allowed, machine)}"
     if not value and option.key in _ZERO:
         return _ZERO[option.key]
     if option.key == "request_memory":
@@ -392,8 +405,13 @@ def _meaning(tenant: Tenant, fitted: Fit, machine: Machine, workers: int) -> Ite
             f"A worker's share of the memory is {fitted.allowed.text}; when the cgroup is short of memory, workers "
             "above their share are replaced."
         )
+    elif fitted.allowed.size is not None:
+        yield (
+            "A worker is not replaced for its memory, whatever it takes: memory_limit is 0, and no cgroup sets a limit."
+            f' Only threads = "auto" reckons with its share of the RAM, {fitted.allowed.text}.'
+        )
     else:
-        yield "Nothing limits the memory of a worker: there is neither memory_limit nor a cgroup's limit."
+        yield "A worker is not replaced for its memory, whatever it takes: memory_limit is 0, and no other is known."
     delay = f"After SIGTERM it serves on for {limits.drain_delay:g} s. " if limits.drain_delay else ""
     yield (
         f"{delay}At a stop or a roll, requests have {limits.graceful_timeout:g} s to end; whoever stops the server "

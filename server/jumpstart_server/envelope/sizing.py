@@ -56,8 +56,11 @@ def parse_size(value: object, *, option: str) -> int:
 
 
 def show_size(size: int) -> str:
-    """In MiB, with one digit where that says something."""
-    return f"{size / MIB:.1f}".removesuffix(".0") + " MiB" if abs(size) >= MIB / 10 else f"{size} bytes"
+    """In GiB or MiB, whichever fits, with one digit where that says something; small ones in bytes."""
+    if abs(size) < MIB / 10:
+        return f"{size} bytes"
+    unit, name = (MIB * 1024, "GiB") if abs(size) >= 1024 * MIB else (MIB, "MiB")
+    return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -30,13 +30,13 @@ from jumpstart_server.http1 import Event, RequestHead, RequestParser
 from jumpstart_server.http1.response import CONTINUE
 from jumpstart_server.wsgi import syscalls
 from jumpstart_server.wsgi.body import BodyReader, Spool
-from jumpstart_server.wsgi.deadlines import GONE, NEVER
 from jumpstart_server.wsgi.environ import Environ, fill
+from jumpstart_server.wsgi.timers import GONE, NEVER
 
 if TYPE_CHECKING:
     from jumpstart_server.wsgi.exchange import Exchange
     from jumpstart_server.wsgi.pool import PoolThread
-    from jumpstart_server.wsgi.server import WSGIServer
+    from jumpstart_server.wsgi.table import Connections
 
 Address = tuple[str, int]
 
@@ -126,7 +126,7 @@ class Connection:
     )
 
     def __init__(
-        self, server: WSGIServer, sock: socket.socket, peer: Address | None, now: float, *, tls: bool = False
+        self, server: Connections, sock: socket.socket, peer: Address | None, now: float, *, tls: bool = False
     ) -> None:
         self.server = server
         self.sock = sock

@@ -13,10 +13,10 @@ from jumpstart_server import system
 from jumpstart_server.access import AccessLog
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.engine import CANCEL_GRACE, BecomeReady, PoolStats
+from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.settings import TenantSettings
 from jumpstart_server.tls import server_context
 from jumpstart_server.wsgi.server import WSGIServer
-from jumpstart_server.wsgi.timeouts import TimeLimits
 from jumpstart_warmup.observe import Observer
 
 KEEPER_PATIENCE = 5.0  # seconds that the pool's keeper may be late; it looks each few milliseconds
@@ -65,13 +65,11 @@ class WSGIEngine:
             observer=observer,
             script_name=tenant.root_path.encode().decode("latin-1"),
             multiprocess=tenant.workers > 1,
-            queue=tenant.queue,
-            queue_timeout=tenant.queue_timeout,
             stream_bodies=tenant.stream_bodies,
             tls=server_context(tenant.ssl_certfile, tenant.ssl_keyfile) if tenant.ssl_certfile else None,
             access=access,
             on_broken=system.end_at_once,
-            limits=TimeLimits.of(tenant),
+            limits=RequestLimits.of(tenant),
             renew=None if renew is None else self._renew,
         )
 

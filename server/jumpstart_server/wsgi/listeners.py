@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import select
 import socket
 import threading
 from collections.abc import Callable, Iterable
 
+from jumpstart_server.connection_settings import ACCEPT_PAUSE, ACCEPTS, COMPLAINT_PAUSE, NO_DESCRIPTORS
 from jumpstart_server.wsgi.connection import Address
-from jumpstart_server.wsgi.deadlines import NEVER
+from jumpstart_server.wsgi.timers import NEVER
 
 logger = logging.getLogger(__name__)
 
-ACCEPTS = 16  # connections at one event; the others stay for other workers
-NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-ACCEPT_PAUSE = 1.0  # seconds without accepting after the descriptors ran out
-COMPLAINT_PAUSE = 60.0  # seconds between lines about that
 REST = 0.1  # seconds that connections are left to other workers
 SHORT_REST = 0.005  # seconds until some more are taken, if nobody else takes them
 TURNED_AWAY = 128  # connections at once, where there is no room for them
@@ -143,7 +139,7 @@ class Listeners:
         if now - self._complained_at >= COMPLAINT_PAUSE:
             self._complained_at = now
             logger.error(
-                "cannot accept connections: %s; trying again each %.0f s (failed %d times since the last such line)",
+                "cannot accept connections: %s; trying again each %g s (failed %d times since the last such line)",
                 error,
                 ACCEPT_PAUSE,
                 self._failures,

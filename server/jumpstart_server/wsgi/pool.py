@@ -44,6 +44,8 @@ LIVELY = 1000.0  # handlers a second that return; then events are found soon eno
 MAX_WAITING = 1  # threads that wait for events, or are about to
 LONGEST_PAUSE = 0.1  # seconds that a thread waits at its end if threads fail again and again
 FORGIVEN = 10.0  # seconds without a failure after which the next one is the first again
+START_PAUSE = 1.0  # seconds without starting threads after the system refused one
+COMPLAINT_PAUSE = 60.0  # seconds between two lines about that
 SATURATED_POLL = 0.02  # seconds that the keeper waits for events when it is the only one to do so
 
 
@@ -140,6 +142,8 @@ class ThreadPool:
 
     def __init__(self, size: int, epoll: select.epoll, crew: Crew, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = size
+        self._start_again_at = 0.0
+        self._complain_again_at = 0.0
         self.max_overruns = 0
         self.crowded = False
         self._epoll = epoll
@@ -345,7 +349,7 @@ class ThreadPool:
             self._parked.pop().bell.release()
         elif self._polling:
             os.eventfd_write(self._alarm, 1)
-        elif len(self._threads) < self.size + self._replaced() and not self._stopping:
+        elif len(self._threads) < self.size + self._replaced() and not self._stopping and self._may_start():
             return self._new_thread()
         else:
             self._saturated = True
@@ -385,12 +389,22 @@ class ThreadPool:
                 del self._threads[thread.number]
                 self._seeking -= 1
                 left = len(self._threads)
+                self._start_again_at = self._clock() + START_PAUSE
                 if left:
-                    self.size = left
                     self._attend()  # which starts no other one now
             if not left:
                 raise
-            logger.error("the system has no thread to give; going on with %d", left)
+            self._complain_of_starts(left)
+
+    def _may_start(self) -> bool:
+        """Whether the system has not refused a thread just now."""
+        return not self._start_again_at or self._clock() >= self._start_again_at
+
+    def _complain_of_starts(self, left: int) -> None:
+        now = self._clock()
+        if now >= self._complain_again_at:
+            self._complain_again_at = now + COMPLAINT_PAUSE
+            logger.error("the system has no thread to give; going on with %d, trying again each %g s", left, START_PAUSE)
 
     def _work(self, me: PoolThread) -> None:
         crew = self._crew
@@ -430,7 +444,7 @@ class ThreadPool:
             time.sleep(min(0.001 * 2 ** min(self._failures, 10), LONGEST_PAUSE))
 
     def _is_whole(self) -> bool:
-        """Whether the epoll is still ours. It is asked without taking an event from it, which no thread might act on."""
+        """Whether the epoll is still ours. To poll would take an event from it that no thread acts on."""
         try:
             self._epoll.register(self._alarm)
         except FileExistsError:

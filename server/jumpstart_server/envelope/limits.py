@@ -14,7 +14,7 @@ class RequestLimits:
     """
     Options of the same names; times in seconds, and 0 is no limit everywhere but in *queue* and *max_overruns*.
 
-    By default there are none, for a protocol that is used without the rest of the server.
+    By default there are none, for an engine that is used without the rest of the server.
     """
 
     timeout: float = 0

@@ -1,4 +1,4 @@
-"""Deadlines: each is looked at in time, whatever its owner does meanwhile, and nothing is held twice or for ever."""
+"""Timers: each is looked at in time, whatever its owner does meanwhile, and nothing is held twice or for ever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumpstart_server.wsgi.deadlines import GONE, GRAIN, NEVER, NEXT_LOOK, Deadlines
+from jumpstart_server.wsgi.timers import GONE, GRAIN, NEVER, NEXT_LOOK, Timers
 
 
 class Thing:
@@ -22,7 +22,7 @@ class Thing:
         self.deadline = deadline
         self.look_at = 0.0
 
-    def put_off(self, deadlines: Deadlines, deadline: float, now: float) -> None:
+    def put_off(self, deadlines: Timers, deadline: float, now: float) -> None:
         self.deadline = deadline
         if deadline < self.look_at or not self.look_at:
             deadlines.watch(self, now)
@@ -42,7 +42,7 @@ steps = st.lists(
 @given(steps)
 def test_what_is_due_is_told_once_and_in_time(steps: list[tuple[object, ...]]) -> None:
     """A naive model: a list of things, each looked at every time."""
-    deadlines = Deadlines()
+    deadlines = Timers()
     now = 1000.0
     things: list[Thing] = []
     for kind, *values in steps:
@@ -79,7 +79,7 @@ def test_what_is_due_is_told_once_and_in_time(steps: list[tuple[object, ...]]) -
 
 def test_a_closed_one_is_not_kept() -> None:
     """Ten thousand connections a second, each with 75 seconds of keep-alive, would be memory without end."""
-    deadlines = Deadlines()
+    deadlines = Timers()
     thing = Thing(1075.0)
     deadlines.watch(thing, 1000.0)
     thing.put_off(deadlines, 1010.0, 1000.0)
@@ -142,7 +142,7 @@ class Interleaved(Thing):
 def test_an_owner_that_sets_a_deadline_in_the_middle_of_a_look_is_heard(before: float, after: float) -> None:
     """At each point between two reads; then it is looked at by the new one, and by no later time."""
     for turn in itertools.count():
-        deadlines = Deadlines()
+        deadlines = Timers()
         watches: list[bool] = []
 
         def owner(thing: Interleaved, watches: list[bool] = watches) -> None:
@@ -168,7 +168,7 @@ def test_an_owner_that_sets_a_deadline_in_the_middle_of_a_look_is_heard(before: 
 
 def test_watch_and_look_from_many_threads() -> None:
     """Owners that put off, bring forward and close while others look; every one that is due is told."""
-    deadlines = Deadlines()
+    deadlines = Timers()
     clock = itertools.count(1000)
     told: set[int] = set()
     lock = threading.Lock()
