@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 import warnings
@@ -140,15 +141,29 @@ def _attribute(module: ModuleType, target: Target, text: str) -> Any:
 
 
 def _own_frames(error: BaseException) -> str:
-    """The traceback without the frames of importlib and of this file, which tell an app's author nothing."""
+    """
+    The traceback without the frames of importlib and of what we put into imports, which tell an app's author nothing.
+
+    Ours at the end, below all of the app's, stay: there the error is ours. A syntax error has its place without them.
+    """
+    folder = Path(__file__).parent
+    machinery = (str(folder / "recorders") + os.sep, str(folder / "imports.py"))
+
+    def is_ours(filename: str) -> bool:
+        return filename.startswith(machinery)
+
     here = {__file__, importlib.__file__}
     shown = traceback.TracebackException.from_exception(error)
     links: list[traceback.TracebackException] = [shown]
     while links:
         link = links.pop()
-        link.stack[:] = [
+        frames = [
             frame for frame in link.stack if frame.filename not in here and "<frozen importlib" not in frame.filename
         ]
+        theirs = [number for number, frame in enumerate(frames) if not is_ours(frame.filename)]
+        is_syntax = link.exc_type is not None and issubclass(link.exc_type, SyntaxError)
+        end = len(frames) if is_syntax else max(theirs, default=-1)
+        link.stack[:] = [frame for number, frame in enumerate(frames) if number > end or not is_ours(frame.filename)]
         links += [next_link for next_link in (link.__cause__, link.__context__) if next_link is not None]
     return "".join(shown.format()).rstrip()
 

@@ -209,7 +209,7 @@ class BytecodeRecorder(Recorder):
             try:
                 body = marshal.dumps(loader.source_to_code(source, loader.path))
             except (SyntaxError, ValueError) as error:  # edited after it was imported
-                logger.info("bytecode of %s is not recorded: %s", name, error)
+                logger.debug("bytecode of %s is not recorded: %s", name, error)
                 return None
         data = {"code": body, "opt": sys.flags.optimize, "src": digest}
         # No `depends`: the loader compares *src* with the bytes that it reads, and only for modules that need the

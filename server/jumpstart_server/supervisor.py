@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jumpstart._version import __version__
 from jumpstart.errors import JumpstartError
 from jumpstart_server import early_signals, reload, system
 from jumpstart_server.children import Children
@@ -107,6 +108,7 @@ class Supervisor:
             for tier in self.tiers.values():
                 tier.open()
             self._host.bound()
+            logger.info("jumpstart %s pid %d boots %s", __version__, os.getpid(), self._targets())
             for tier in self.tiers.values():
                 tier.start()
             notifying = self._host.notifier.run()
@@ -132,6 +134,11 @@ class Supervisor:
         if self._exit_code is ExitCode.CLEAN and any(tier.shutdown_failed for tier in self.tiers.values()):
             return ExitCode.APP
         return self._exit_code
+
+    def _targets(self) -> str:
+        if len(self.tiers) == 1:
+            return self.settings.target
+        return ", ".join(f"{tier.settings.target} (tenant {name})" for name, tier in self.tiers.items())
 
     def _handle_signals(self) -> list[signal.Signals]:
         handlers: dict[signal.Signals, Callable[[], None]] = {

@@ -369,7 +369,7 @@ def test_who_may_not_become_another_user_is_told(shared: Path, user: str, error:
         **as_nobody,
     )
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"jumpstart: {error}" if os.geteuid() == 0 else "jumpstart: --user")
+    assert ended.stderr.startswith(f"error: {error}" if os.geteuid() == 0 else "error: --user")
 
 
 # ---------------------------------------------------------------------- signals in the first second

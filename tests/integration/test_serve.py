@@ -156,7 +156,7 @@ def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
 
         with serve("wsgi_app:app", app_dir=WSGI, address=("--bind", f"unix:{path}"), wait=False) as second:
             assert second.wait() == 5
-            assert f"jumpstart: unix:{path} is in use by process {server.pid}" in second.stderr
+            assert f"error: unix:{path} is in use by process {server.pid}" in second.stderr
         assert server.get("/").text == "hello\n"
     assert not path.exists()
 
@@ -200,7 +200,7 @@ def test_a_port_in_use_when_it_binds(serve: Serve) -> None:
         port = other.getsockname()[1]
         with serve("asgi_app:app", app_dir=ASGI, address=("--port", str(port)), wait=False) as server:
             assert server.wait() == 5
-            assert server.stderr == f"jumpstart: 127.0.0.1:{port} is in use by another process\n"
+            assert server.stderr == f"error: 127.0.0.1:{port} is in use by another process\n"
 
 
 SLOW_START = """
@@ -474,22 +474,22 @@ def test_an_app_that_knows_no_lifespan(serve: Serve, tmp_path: Path) -> None:
         ((), {}, "", "which app? Give TARGET as module:attribute, or [app] target in jumpstart.toml"),
         (("a:b", "--wrokers", "2"), {}, "", "--wrokers"),
         (("a:b", "-w", "0"), {}, "", "-w: '0' is not allowed"),
-        (("a:b", "--workers", "two"), {}, "", "-w: 'two' is not allowed"),
+        (("a:b", "--workers", "two"), {}, "", "--workers: 'two' is not allowed"),
         (("a:b",), {"JUMPSTART_THREADS": "-1"}, "", "JUMPSTART_THREADS: '-1' is not allowed"),
         (("a:b",), {"PORT": "http"}, "", "PORT: 'http' is not allowed"),
         (("a:b",), {}, "[tenants.web]\nworkrs = 2\n", "jumpstart.toml: [tenants.web] has no key 'workrs'; did"),
         (("a:b",), {}, "[tenants.web]\nworkers = '2'\n", "jumpstart.toml: [tenants.web] workers: '2' is not allowed"),
         (("a:b",), {}, "[server]\nlog_level = 'loud'\n", "one of critical, error, warning, info, debug"),
-        (("a:b",), {}, "[servr]\n", "jumpstart.toml: unknown table or key 'servr'; allowed are"),
+        (("a:b",), {}, "[servr]\n", "jumpstart.toml: there is no table 'servr'; did you mean [server]?"),
         (("a:b",), {}, "workers = \n", "jumpstart.toml: not TOML"),
-        (("a:b", "--port", "1", "--uds", "x"), {}, "", "--host/--port and --uds say the address twice; keep one"),
+        (("a:b", "--port", "1", "--uds", "x"), {}, "", "--port and --uds say the address twice; keep one"),
         (("a:b", "--bind", "1.2.3.4:http"), {}, "", "write HOST:PORT, [IPV6]:PORT, unix:PATH or fd://NUMBER"),
         (("a:b", "--warmup", "none.toml"), {}, "", "none.toml: no such file"),
         (("a:b", "-c", "none.toml"), {}, "", "-c none.toml: no such file"),
         (("a/b.py:app", "--port", "0"), {}, "", "is a file; write its module and the app's name in it: b:app"),
         (("a:b+c", "--port", "0"), {}, "", "is neither an attribute (app, pkg.app) nor a call with literal arguments"),
         (("a:b", "--port", "0", "--app-dir", "none"), {}, "", "none: no such folder"),
-        (("a:b", "--host", "no.such.host.invalid"), {}, "", "--bind no.such.host.invalid:8000"),
+        (("a:b", "--host", "no.such.host.invalid"), {}, "", "cannot serve on no.such.host.invalid:8000"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_their_place_and_the_remedy(

@@ -45,7 +45,7 @@ def ports(tmp_path: Path, home: Path) -> tuple[int, int]:
     web, chat = free_port(), free_port()
     (current / "jumpstart.toml").write_text(
         f'[tenants.web]\ntarget = "two:web"\nport = {web}\nworkers = 2\n'
-        f'[tenants.chat]\ntarget = "two:chat"\nport = {chat}\ncrash_limit = 3\nlifespan = "on"\n'
+        f'[tenants.chat]\ntarget = "two:chat"\nport = {chat}\ncrash_limit = 3\nlifespan = "on"\nthreads = "auto"\n'
     )
     return web, chat
 
@@ -74,10 +74,12 @@ def test_tenants_are_served_side_by_side_and_told_apart(
         assert "two:web (tenant web) at" in shown.stdout and "two:chat (tenant chat) at" in shown.stdout
         server.wait_for_line(r"tenant=web worker=1 gen=1 pid=\d+ ready")
         server.wait_for_line(r"tenant=chat worker=0 gen=1 pid=\d+ ready")
+        # What the workers say for themselves, too.
+        (chat,) = [worker["pid"] for worker in server.status(tenant="chat")["workers"]]
+        server.wait_for_line(rf"\[{chat}\] \[\w+\] tenant=chat .*threads = ")
 
         # One crashes again and again: it is given up, and the other does not notice.
         doom.touch()
-        (chat,) = [worker["pid"] for worker in server.status(tenant="chat")["workers"]]
         os.kill(chat, signal.SIGKILL)
         server.wait_for_line(r"\[ERROR\] tenant=chat given up after 3 failures in a row", 20)
         assert ask(ports[0]) == "web"
@@ -107,6 +109,9 @@ def test_a_tenant_that_cannot_boot_keeps_no_other_from_serving(
         wait_until(lambda: server.admin("/readyz").status_code == 200)
         document = server.status(tenant="chat")
         assert (document["ready"], document["given_up"]) == (False, "the app's lifespan start-up failed")
+        server.wait_for_line("tenant=chat given up; the other tenants serve on. Mend it, and send SIGHUP")
+        assert server.stderr.count(f"pid {server.pid} boots two:web (tenant web), two:chat (tenant chat)") == 1
+    assert "chat was given up before; the exit code is that of a stop all the same" in server.stderr
 
 
 def test_when_all_tenants_are_given_up_the_server_ends(serve: Serve, tmp_path: Path, ports: tuple[int, int]) -> None:

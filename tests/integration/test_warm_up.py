@@ -12,7 +12,7 @@ import pytest
 from jumpstart.boot import BootSettings
 from jumpstart.records import Record
 from jumpstart.warmstart import WarmStartCache
-from tests.integration.server import TRACEBACK, Serve, wait_until
+from tests.integration.server import GATED_WSGI, TRACEBACK, Serve, wait_until, write_app
 from tests.integration.shop import boot_report
 
 pytestmark = pytest.mark.slow
@@ -207,3 +207,20 @@ def test_a_bad_file_of_requests_is_an_error_before_anything_starts(serve: Serve,
         assert server.wait() == 2
         assert "request 1: path must be a string that starts with '/'" in server.stderr
         assert "Traceback" not in server.stderr
+
+
+def test_a_worker_that_is_not_wanted_while_it_warms_up_is_no_error(serve: Serve, tmp_path: Path) -> None:
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    gate.touch()
+    folder = write_app(tmp_path / "app", "gated", GATED_WSGI)
+    (folder / "warm.toml").write_text('[[request]]\npath = "/gated"\n')
+    env = {"STARTED": str(started), "GATE": str(gate)}
+    with serve("gated:app", "--warmup", str(folder / "warm.toml"), app_dir=folder, env=env) as server:
+        for path in (gate, started):
+            path.unlink()
+        server.process.send_signal(signal.SIGTTIN)
+        wait_until(started.exists, why="the second worker has begun its warm-up")
+        server.process.send_signal(signal.SIGTTOU)
+        server.wait_for_line(r"\[INFO\] worker=1 .* is not wanted any more; it had not served yet, and is killed")
+        server.wait_for_line(r"\[INFO\] worker=1 .* is gone \(SIGKILL\)")
+        assert "[ERROR]" not in server.stderr and "drained" not in server.stderr

@@ -75,7 +75,7 @@ def test_the_example_of_the_documentation_is_fine() -> None:
         (
             {"memory_limit": GIB, "threads": 500, "request_memory": 2 * MIB},
             "threads",
-            "500 × 2 MiB = 1000 MiB, with about 64 MiB for the worker itself, is more than its 1024 MiB",
+            "500 × 2 MiB = 1000 MiB, with about 64 MiB for the worker itself, is more than its 1 GiB",
         ),
     ],
 )
@@ -130,7 +130,7 @@ def test_all_workers_of_all_tenants_must_fit_into_the_cgroup() -> None:
     web, genai = tenant("web", workers=2, memory_limit=512 * MIB), tenant("genai", memory_limit=GIB, threads="auto")
     (finding,) = found(web, genai, machine=POD)
     assert finding.is_error and finding.place == "jumpstart.toml: [tenants.web] memory_limit"
-    assert "2 × 512 MiB + 1 × 1024 MiB = 2048 MiB for the workers is more than the 1920 MiB" in finding.text
+    assert "2 × 512 MiB + 1 × 1 GiB = 2 GiB for the workers is more than the 1.875 GiB" in finding.text
     assert found(web, machine=POD) == []
     (finding,) = found(web, genai, machine=msgspec.structs.replace(POD, is_limited=False))
     assert not finding.is_error
@@ -225,8 +225,8 @@ def test_every_value_is_shown_with_its_source(run: Check) -> None:
     assert rows(result.output, "workers") == [f"4 {file}: [tenants.web] workers", "1 default"]
     assert rows(result.output, "queue") == ["7 --queue"] * 2
     assert rows(result.output, "keep_alive") == ["99 s JUMPSTART_KEEP_ALIVE"] * 2
-    assert rows(result.output, "memory_limit")[1] == f"2048 MiB {file}: [tenants.genai] memory_limit"
-    assert "threads = 1000 = min(max_threads 1000, (2048 MiB − 64 MiB) / 1.5 MiB = 1322)" in result.output
+    assert rows(result.output, "memory_limit")[1] == f"2 GiB {file}: [tenants.genai] memory_limit"
+    assert "threads = 1000 = min(max_threads 1000, (2 GiB − 64 MiB) / 1.5 MiB = 1322)" in result.output
     assert "tenant genai: nowhere.at_all:app on 127.0.0.1:8001" in result.output
 
 
@@ -281,7 +281,7 @@ def test_a_variable_that_is_no_option_is_named(run: Check) -> None:
 
 def test_serve_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^--idle-timeout: 5 s is never reached: the whole request has 3 s \(-t\)"):
+    with pytest.raises(ConfigError, match=r"^--idle-timeout: 5 s is never reached: the whole request has 3 s \(--timeout\)"):
         settings_of_all("shop:app", None, None, {"tenant__timeout": "3", "tenant__idle_timeout": "5"})
 
 

@@ -67,7 +67,7 @@ def test_one_that_is_named_may_be_told_anything(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("line", "environ", "place"),
     [
-        ({"tenant.bind": ("1.2.3.4:80",)}, {}, "-b"),
+        ({"tenant.bind": ("1.2.3.4:80",)}, {}, "--bind"),
         ({"tenant.port": "80"}, {}, "--port"),
         ({"tenant.profile": "x"}, {}, "--profile"),
         ({"tenant.warmup": "x"}, {}, "--warmup"),

@@ -77,9 +77,18 @@ def test_what_is_no_size_is_refused_with_the_place_and_what_is_allowed(written: 
         parse_size(written, option="jumpstart.toml: [tenants.web] memory_limit")
 
 
-@given(st.integers(0, 2**62 // MIB))
+@given(st.integers(0, 1023) | st.integers(0, 2**62 // MIB // 128).map(lambda count: count * 128))
 def test_a_size_that_is_shown_is_read_as_itself(mebibytes: int) -> None:
     assert parse_size(show_size(mebibytes * MIB), option="--x") == mebibytes * MIB
+
+
+@given(st.integers(0, 2**45))
+def test_a_size_is_shown_in_the_unit_that_fits(size: int) -> None:
+    number, unit = show_size(size).split()
+    worth = {"bytes": 1, "MiB": MIB, "GiB": GIB}[unit]
+    assert abs(float(number) * worth - size) <= (0 if worth == 1 else MIB)
+    assert float(number) < 1024 or unit != "MiB" or size > GIB - MIB
+    assert unit != "GiB" or size >= GIB
 
 
 @given(st.text() | st.integers() | st.floats() | st.booleans() | st.none())
@@ -95,12 +104,12 @@ def test_whatever_is_written_is_a_size_or_an_error_for_the_operator(written: obj
 
 def test_threads_are_the_memory_that_is_left_by_what_a_request_takes() -> None:
     found = size(limit=GIB, base=24 * MIB, request=2 * MIB)
-    assert found == Sizing(500, "500 = min(max_threads 1000, (1024 MiB − 24 MiB) / 2 MiB = 500); memory_limit 1024 MiB")
+    assert found == Sizing(500, "500 = min(max_threads 1000, (1 GiB − 24 MiB) / 2 MiB = 500); memory_limit 1 GiB")
 
 
 def test_max_threads_is_the_most() -> None:
     found = size(limit=2 * GIB, request=MIB * 3 // 2)
-    assert found.arithmetic.startswith("1000 = min(max_threads 1000, (2048 MiB − 96 MiB) / 1.5 MiB = 1301)")
+    assert found.arithmetic.startswith("1000 = min(max_threads 1000, (2 GiB − 96 MiB) / 1.5 MiB = 1301)")
     assert size(limit=2 * GIB, most=20).threads == 20
 
 
@@ -114,7 +123,7 @@ def test_without_a_memory_limit_workers_share_what_the_machine_has() -> None:
     found = size(machine, workers=4, base=92 * MIB)
     assert found.threads == (4096 - 128) // 4 - 2 * 92
     assert "(992 MiB − 2 × 92 MiB) / 1 MiB" in found.arithmetic  # in a roll each worker is there twice
-    assert "(the cgroup's limit 4096 MiB − 128 MiB reserve) / 4 workers = 992 MiB" in found.arithmetic
+    assert "(the cgroup's limit 4 GiB − 128 MiB reserve) / 4 workers = 992 MiB" in found.arithmetic
 
 
 def test_a_memory_limit_is_for_each_worker_and_is_not_divided() -> None:

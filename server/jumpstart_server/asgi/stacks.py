@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import traceback
 from types import FrameType
 from typing import Any
 
 from jumpstart_server.asgi.cpu import Measured
+from jumpstart_server.envelope.stacks import is_ours, text_of
 
 DEPTH = 200  # awaits, one in the other
 
@@ -23,9 +23,9 @@ def stack_of_task(task: asyncio.Task[Any]) -> str:
     Those of our own are left out at the begin, as no news.
     """
     frames = _frames(task.get_coro())
-    while len(frames) > 1 and str(frames[0].f_globals.get("__name__")).startswith("jumpstart_"):
+    while len(frames) > 1 and is_ours(frames[0]):
         del frames[0]
-    return "".join(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames).format()).rstrip()
+    return text_of((frame, frame.f_lineno) for frame in frames)
 
 
 def _frames(awaited: Any) -> list[FrameType]:

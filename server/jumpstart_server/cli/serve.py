@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from jumpstart._version import __version__
 from jumpstart.errors import ConfigError
 from jumpstart_server.access import AccessLog
 from jumpstart_server.cli import (
@@ -25,8 +23,6 @@ from jumpstart_server.config import environment
 from jumpstart_server.host import Host
 from jumpstart_server.settings import Settings
 from jumpstart_warmup.corpus import read_requests
-
-logger = logging.getLogger(__name__)
 
 
 @click.command(cls=SettingsCommand)
@@ -63,7 +59,6 @@ def serve(launch: Launch, /, target: str | None, config_file: str | None, tenant
     for settings in tenants:
         if settings.tenant.access_logfile:
             AccessLog(settings.tenant.access_logfile).close()  # complain before anything is started
-    logger.info("jumpstart %s pid %d boots %s", __version__, os.getpid(), _targets(tenants))
     from jumpstart_server.supervisor import Supervisor
 
     async def serve_admin(supervisor: Supervisor) -> None:
@@ -81,9 +76,3 @@ def serve(launch: Launch, /, target: str | None, config_file: str | None, tenant
         host=Host(tenants, environ, os.getpid()),
     )
     return int(asyncio.run(supervisor.run()))
-
-
-def _targets(tenants: list[Settings]) -> str:
-    if len(tenants) == 1:
-        return tenants[0].target
-    return ", ".join(f"{settings.target} (tenant {settings.tenant_name})" for settings in tenants)

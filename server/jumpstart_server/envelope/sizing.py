@@ -56,11 +56,12 @@ def parse_size(value: object, *, option: str) -> int:
 
 
 def show_size(size: int) -> str:
-    """In GiB or MiB, whichever fits, with one digit where that says something; small ones in bytes."""
+    """In GiB or MiB, whichever fits, to a MiB or a tenth of one, so that sums can be followed; small ones in bytes."""
     if abs(size) < MIB / 10:
         return f"{size} bytes"
-    unit, name = (MIB * 1024, "GiB") if abs(size) >= 1024 * MIB else (MIB, "MiB")
-    return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"
+    if abs(size) < 1024 * MIB:
+        return f"{size / MIB:.1f}".removesuffix(".0") + " MiB"
+    return f"{size / (1024 * MIB):.3f}".rstrip("0").rstrip(".") + " GiB"
 
 
 class Machine(msgspec.Struct, frozen=True):

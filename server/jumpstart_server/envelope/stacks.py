@@ -37,13 +37,18 @@ def stack_of(frame: FrameType | None) -> str:
             break  # from here on it is the app's, whoever it calls
     shown = walked[: len(walked) - begin] or walked
     left_out = len(shown) - FRAMES
-    text = "".join(traceback.StackSummary.extract(reversed(shown[:FRAMES]), capture_locals=False).format()).rstrip()
+    text = text_of(reversed(shown[:FRAMES]))
     return f"  ({left_out} more)\n{text}" if left_out > 0 else text
 
 
 def stacks_of(threads: Iterable[tuple[str, int]], frames: Mapping[int, FrameType]) -> str:
     """Several stacks, each under the name of its thread. *threads*: names and identities."""
     return "\n".join(f"{name}\n{stack_of(frames.get(ident))}" for name, ident in threads)
+
+
+def text_of(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Frames and their lines, from the outermost, as in a traceback."""
+    return "".join(traceback.StackSummary.extract(frames, capture_locals=False).format()).rstrip()
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-import traceback
 from collections.abc import Iterator
 
 from jumpstart_server.envelope.admission import Admission
+from jumpstart_server.envelope.stacks import frames_of_threads, stacks_of
 from jumpstart_server.wsgi.connection import Connection
 from jumpstart_server.wsgi.pool import ThreadPool
 
@@ -111,12 +110,12 @@ class Waiting:
             return
         self._warned_at = now
         jobs = pool.jobs()
-        frames = sys._current_frames()
-        text = [f"all {len(jobs)} threads are busy, {self.queue.size} requests wait, one for {waited:.0f} s"]
-        if is_overloaded:
-            text[0] += "; overloaded: the newest are served first, and the others shed sooner"
-        for thread in jobs[:STACKS]:
-            frame = frames.get(thread.ident or 0)
-            text.append(f"{thread.name}, for {now - thread.began:.1f} s")
-            text.append("".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  (just ended)")
-        logger.warning("\n".join(text))
+        names = [(f"{thread.name}, for {now - thread.began:.1f} s", thread.ident or 0) for thread in jobs[:STACKS]]
+        logger.warning(
+            "all %d threads are busy, %d requests wait, one for %.0f s%s\n%s",
+            len(jobs),
+            self.queue.size,
+            waited,
+            "; overloaded: the newest are served first, and the others shed sooner" if is_overloaded else "",
+            stacks_of(names, frames_of_threads()),
+        )
