@@ -130,7 +130,8 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
         if unneeded:
             parts[-1] += f", {unneeded} not needed here"
         if self.warmup is not None and self.warmup.sent:
-            parts.append(f"warm-up {self.warmup.ok}/{self.warmup.sent} requests")
+            skipped = f", {self.warmup.skipped} skipped" if self.warmup.skipped else ""
+            parts.append(f"warm-up {self.warmup.ok}/{self.warmup.sent} requests{skipped}")
         if not self.sources:
             parts.append("cold")
         return " · ".join(parts)

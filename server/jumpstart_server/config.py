@@ -165,7 +165,14 @@ def load_settings(
     if sources is not None:
         sources.update(places)
     _keep_one_address(values["tenant"], ranks)
-    _take_activated(values["tenant"], ranks, sockets, tenant_name, is_alone=len(document.get("tenants", ())) < 2)
+    _take_activated(
+        values["tenant"],
+        ranks,
+        sockets,
+        tenant_name,
+        is_alone=len(document.get("tenants", ())) < 2,
+        place=places.get("tenant.bind", "--bind"),
+    )
     with errors.gather():
         _refuse_idle_permissions(values["tenant"], ranks, Places(places, tenant_name))
     _switch_access_log(values["tenant"], ranks)
@@ -444,10 +451,13 @@ def _take_activated(
     name: str,
     *,
     is_alone: bool,
+    place: str,
 ) -> None:
     """Put the sockets of a service manager where the tenant asks for them, or where it has no address of its own."""
     has_address = any(key in tenant and ranks.get(key) not in (None, OTHER_ENVIRONMENT) for key in ADDRESS_KEYS)
-    bind = addresses_of_tenant(tenant.get("bind", ()), sockets, name, has_address=has_address, is_alone=is_alone)
+    bind = addresses_of_tenant(
+        tenant.get("bind", ()), sockets, name, has_address=has_address, is_alone=is_alone, option=place
+    )
     if bind and not has_address:
         for key in ADDRESS_KEYS:
             tenant.pop(key, None)  # $PORT

@@ -162,6 +162,8 @@ def unknown_name(name: str, value: Any, tenant: str) -> str:
     tables = [*(section for section in SECTIONS if section != "tenant"), "tenants"]
     if isinstance(value, dict):
         close = "tenants" if name == "tenant" else next(iter(difflib.get_close_matches(name, tables, 1)), "")
+        if not close and value and set(value) <= set(keys_of("tenant")):
+            close, value = "tenants", {name: value}
         if close == "tenants":
             inner = next((each for each, table in value.items() if isinstance(table, dict)), tenant)
             hint = f"; did you mean [tenants.{inner}]?"

@@ -54,13 +54,19 @@ def activated_sockets(environ: Mapping[str, str], pid: int) -> list[ActivatedSoc
 
 
 def addresses_of_tenant(
-    bind: Sequence[str], sockets: Sequence[ActivatedSocket], tenant: str, *, has_address: bool, is_alone: bool
+    bind: Sequence[str],
+    sockets: Sequence[ActivatedSocket],
+    tenant: str,
+    *,
+    has_address: bool,
+    is_alone: bool,
+    option: str = "--bind",
 ) -> tuple[str, ...]:
     """
     Return *bind* with the activated sockets in it, each as ``fd://NUMBER``. Pure.
 
     ``fd://NAME`` stands for all sockets of that name. A tenant without any address takes all sockets when it is alone,
-    and those that bear its name when it is not.
+    and those that bear its name when it is not. *option* is where *bind* stands, for the error.
 
     Raises:
         ConfigError: there is no socket of a name that *bind* asks for.
@@ -77,7 +83,7 @@ def addresses_of_tenant(
         if not found:
             passed = ", ".join(each.name for each in sockets) or "none at all"
             raise ConfigError(
-                f"--bind {text}: the service manager passed no socket of this name (FileDescriptorName=), but "
+                f"{option} {text}: the service manager passed no socket of this name (FileDescriptorName=), but "
                 f"{passed}; correct the name, or name the socket's number: fd://3"
             )
         resolved += found

@@ -678,8 +678,10 @@ class Tier:
         if before.state is State.DRAINING:
             if member.is_killed:
                 self.log.info("%s is gone (%s)", name, status)
+            elif member.has_served:
+                self.log.info("%s has drained (%s)", name, status)
             else:
-                self.log.info("%s %s (%s)", name, "has drained" if member.has_served else "is gone", status)
+                self.log.info("%s has ended before it served (%s)", name, status)
             self._reconcile()
         elif generation is self.rolling:
             if not member.complaint:

@@ -248,7 +248,7 @@ def test_each_tenant_takes_the_sockets_of_its_name_or_those_it_asks_for(serve: S
         nobody = serve("", address=(), wait=False)
         with nobody:
             assert nobody.wait() == 2
-            assert "--bind fd://local: the service manager passed no socket of this name" in nobody.stderr
+            assert "bind fd://local: the service manager passed no socket of this name" in nobody.stderr
 
 
 # ---------------------------------------------------------------------- another user

@@ -483,7 +483,7 @@ def test_a_profile_is_written_whole_or_not_at_all(
     words = ("build", TWINS[0], "--app-dir", str(SHOP), "--requests", str(WARM_TOML), "-o", str(old))
     full = run_command(*words, home=seeder.home, env=backend)
     assert full.returncode == 2
-    assert re.search(r"^jumpstart: cannot write the profile .*No space left", full.stderr, re.MULTILINE)
+    assert re.search(r"^error: cannot write the profile .*No space left", full.stderr, re.MULTILINE)
     assert TRACEBACK not in full.stderr
     assert [path.name for path in tiny_disk.iterdir()] == ["shop.jumpstart"]
     assert old.read_bytes() == b"the old one"

@@ -265,6 +265,7 @@ def test_an_unknown_key_is_named_with_what_was_meant(desk: Desk) -> None:
 def test_an_unknown_table_is_named_with_those_that_there_are(desk: Desk) -> None:
     for text, words in (
         ("[apps]\ntarget = 'a:b'", "there is no table 'apps'; did you mean [app]?"),
+        ("[web]\nworkers = 3", "there is no table 'web'; did you mean [tenants.web]?"),
         ("[zzzzz]", "there is no table 'zzzzz'; allowed are app, profile, server, tenants"),
         ("zzzzz = 3", "there is no table or key 'zzzzz'; allowed are the tables app, profile, server, tenants"),
         ("workers = 3", "'workers' stands above all tables; it belongs under [tenants.web]"),

@@ -154,7 +154,7 @@ def test_figures_say_where_they_come_from(tmp_path: Path) -> None:
     )
     assert genai.stop_time() == Figure(130, "[tenants.genai] drain_delay 0 + graceful_timeout 120 + 10")
     assert genai.startup_time().value == 250
-    assert genai.memory(spare=1) == Figure(4 << 30, "[tenants.genai] (workers 1 + 1) × memory_limit 2048 MiB")
+    assert genai.memory(spare=1) == Figure(4 << 30, "[tenants.genai] (workers 1 + 1) × memory_limit 2 GiB")
     assert genai.tasks().value == 2 * (500 + 16) + 64
     assert genai.threads == 500 and genai.streams
 

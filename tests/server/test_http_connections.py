@@ -354,7 +354,7 @@ def test_tls(engine: str, certificate: tuple[Path, Path], log: pytest.LogCapture
 def test_28_connections_that_speak_no_tls_leave_nothing_behind(
     engine: str, certificate: tuple[Path, Path], log: pytest.LogCaptureFixture
 ) -> None:
-    with make_lab(engine, ConnectionSettings(header_timeout=0.3), tls=certificate) as lab:
+    with make_lab(engine, ConnectionSettings(header_timeout=1.0), tls=certificate) as lab:
         with lab.back_to_baseline():
             for data in (GET, b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
                 for leave in (Client.reset, Client.end):

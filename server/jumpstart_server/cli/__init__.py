@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import click
 
 from jumpstart._version import __version__
-from jumpstart.errors import ConfigError, JumpstartError
+from jumpstart.errors import JumpstartError
 from jumpstart_server.cli import say
 from jumpstart_server.cli.foreign import explain, foreign_options
 from jumpstart_server.config import Sources, Typed, environment, load_all, load_settings, unknown_variables
@@ -26,6 +26,7 @@ from jumpstart_server.envelope.explain import Tenant, findings
 from jumpstart_server.envelope.memory import read_machine
 from jumpstart_server.exits import ExitCode, exit_code
 from jumpstart_server.logs import LogModuleError, set_up_logging
+from jumpstart_server.problems import Errors
 from jumpstart_server.settings import GROUPS, Option, Settings, declared_options
 from jumpstart_server.spawn import Interpreter
 
@@ -135,9 +136,11 @@ def settings_of_all(
     )
     _refuse_without_target(settings)
     tenants = [Tenant(each, sources[each.tenant_name]) for each in settings]
+    errors = Errors()
     for finding in findings(tenants, read_machine()):
         if finding.is_error:
-            raise ConfigError(f"{finding.place}: {finding.text}")
+            errors.add(f"{finding.place}: {finding.text}")
+    errors.raise_any()
     return settings
 
 
@@ -222,7 +225,7 @@ class Group(click.Group):
         """The command line that was probably meant; empty where nothing is near."""
         known = self.list_commands(ctx)
         close = self.MEANT.get(args[0].lower()) or next(iter(difflib.get_close_matches(args[0].lower(), known, 1)), "")
-        return shlex.join([*ctx.command_path.split(), close, *args[1:]]) if close else ""
+        return f"{ctx.command_path} {shlex.join([close, *args[1:]])}" if close else ""
 
 
 class _Commands(Group):
@@ -251,7 +254,7 @@ class _Commands(Group):
 
     def meant(self, ctx: click.Context, args: list[str]) -> str:
         if any(char in args[0] for char in ":./"):  # an app, as uvicorn and gunicorn take it
-            return shlex.join([ctx.command_path, "serve", *args])
+            return f"{ctx.command_path} {shlex.join(['serve', *args])}"
         return super().meant(ctx, args)
 
 

@@ -23,7 +23,9 @@ from jumpstart_server.envelope.explain import Finding, Tenant, explain, findings
 from jumpstart_server.envelope.memory import read_machine
 from jumpstart_server.exits import ExitCode
 from jumpstart_server.export.model import tenants_of, with_all_routes
+from jumpstart_server.logfile import STREAM
 from jumpstart_server.problems import texts_of
+from jumpstart_warmup.corpus import read_requests
 
 
 @click.command(cls=SettingsCommand)
@@ -58,7 +60,7 @@ def check(target: str | None, config_file: str | None, tenant: str | None, **giv
         click.echo("\n".join(explain(each, machine, workers)) + "\n")
     if len(tenants) > 1 and not any(each.limits.routes for each in tenants):
         click.echo("No tenant has routes, which jumpstart export needs for a proxy in front of them.\n")
-    found = [*_without_app(tenants), *_without_profile(tenants), *findings(tenants, machine), *_routes(tenants)]
+    found = [*_without_app(tenants), *_files(tenants), *findings(tenants, machine), *_routes(tenants)]
     for text in dict.fromkeys(refused):
         say.error(text)
     for finding in found:
@@ -81,8 +83,24 @@ def _without_app(tenants: list[Tenant]) -> list[Finding]:
     return [Finding(True, f"[tenants.{each.name}] target", text) for each in tenants if not each.settings.target]
 
 
-def _without_profile(tenants: list[Tenant]) -> Iterator[Finding]:
+def _files(tenants: list[Tenant]) -> Iterator[Finding]:
+    """Files and folders that serve would miss, beside those that a reading of the settings refuses."""
     for each in tenants:
+        server = each.settings.server
+        for place, file in (
+            *((each.place("uds"), each.limits.uds), (each.place("access_logfile"), each.limits.access_logfile)),
+            *((each.sources.get(f"server.{key}", key), getattr(server, key)) for key in ("error_logfile", "pid")),
+        ):
+            if file and file != STREAM and not Path(file).parent.is_dir():
+                yield Finding(True, f"{place} {file}", f"there is no folder {Path(file).parent}; make it")
+        for folder in server.reload_dir:
+            if not Path(folder).is_dir():
+                yield Finding(False, f"{each.sources.get('server.reload_dir', '')} {folder}", "no such folder")
+        if each.limits.warmup:
+            try:
+                read_requests(Path(each.limits.warmup))
+            except ConfigError as error:
+                yield Finding(True, each.place("warmup"), str(error))
         path = each.limits.profile
         if path and "://" not in path and not Path(path).exists():
             must = each.settings.profile.require_warm

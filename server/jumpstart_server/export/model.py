@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from jumpstart.errors import ConfigError
 from jumpstart_server.addresses import Address, addresses_of, parse_address
-from jumpstart_server.envelope.sizing import SPARE_PROCESSES, SPARE_THREADS
+from jumpstart_server.envelope.sizing import SPARE_PROCESSES, SPARE_THREADS, show_size
 from jumpstart_server.forwarded import TrustedProxies
 from jumpstart_server.settings import Settings, TenantSettings
 from jumpstart_warmup.corpus import MARKER_HEADER
@@ -177,7 +177,7 @@ class Tenant:
         workers = f"{generations} generations × {workers}" if generations > 1 else workers
         return Figure(
             generations * (each.workers + spare) * each.memory_limit,
-            f"{self.place} {workers} × memory_limit {each.memory_limit >> 20} MiB",
+            f"{self.place} {workers} × memory_limit {show_size(each.memory_limit)}",
         )
 
     def distrust(self) -> str:

@@ -19,6 +19,8 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jumpstart.context import RequestContext, enter
 from jumpstart.deadlines import RequestTimeout
 from jumpstart.errors import JumpstartError
@@ -97,7 +99,7 @@ class ClientGoneError(JumpstartError, ConnectionError):
     """Raised in a handler's thread where it produces output for a client that has left."""
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):  # for it is made and read sooner than any other object
     """
     One request and its response. All of it happens on one thread, but for `seize`, `answer_late` and `cut_off`.
 
@@ -124,60 +126,35 @@ class Exchange:
         thread: the identity of the handler's thread.
     """
 
-    # Slots: a default that is a class attribute costs more when it is read than an assignment.
-    __slots__ = (
-        "_complete",
-        "_framer",
-        "_iterable",
-        "_over",
-        "_sent",
-        "_start",
-        "answer",
-        "began",
-        "broken",
-        "connection",
-        "context",
-        "environ",
-        "head",
-        "in_receive",
-        "in_send",
-        "is_accounted",
-        "is_left",
-        "must_close",
-        "owes_answer",
-        "probed_at",
-        "probing",
-        "queued",
-        "rule",
-        "seized",
-        "sending",
-        "sent_at",
-        "status",
-        "thread",
-        "timed_out",
-    )
-
-    def __init__(
-        self, connection: Connection, head: RequestHead, environ: Environ, began: float, context: RequestContext
-    ) -> None:
-        self.connection = connection
-        self.head = head
-        self.environ = environ
-        self.began = began
-        self.context = context
-        self.thread = threading.get_ident()
-        self.status = 0
-        self.must_close = self.broken = self.is_accounted = self.is_left = False
-        self.in_send = self.in_receive = self.seized = self.timed_out = self.owes_answer = self.probing = False
-        self.probed_at = self.sent_at = self.queued = self.sending = 0.0
-        self.rule: str | None = None
-        self.answer = b""  # of our own, where the app gave none
-        self._start: Start | None = None
-        self._framer: ResponseFramer | None = None
-        self._sent = 0  # bytes of a body without a framer
-        self._iterable: Iterable[bytes] | None = None  # that is to be closed
-        self._complete = False  # the response has gone out whole
-        self._over = False
+    connection: Connection
+    head: RequestHead
+    environ: Environ
+    began: float
+    context: RequestContext
+    thread: int
+    status: int = 0
+    must_close: bool = False
+    broken: bool = False
+    is_accounted: bool = False
+    is_left: bool = False
+    in_send: bool = False
+    in_receive: bool = False
+    seized: bool = False
+    timed_out: bool = False
+    owes_answer: bool = False
+    probing: bool = False
+    probed_at: float = 0.0
+    sent_at: float = 0.0
+    queued: float = 0.0
+    sending: float = 0.0
+    rule: str | None = None
+    answer: bytes = b""  # of our own, where the app gave none
+    _start: Start | None = None
+    _framer: ResponseFramer | None = None
+    _sent: int = 0  # bytes of a body without a framer
+    _iterable: Iterable[bytes] | None = None  # that is to be closed
+    _complete: bool = False  # the response has gone out whole
+    _over: bool = False
 
     def __str__(self) -> str:
         return f"{self.head.method} {self.head.path.decode('ascii', 'replace')}"

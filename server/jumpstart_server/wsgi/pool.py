@@ -404,7 +404,9 @@ class ThreadPool:
         now = self._clock()
         if now >= self._complain_again_at:
             self._complain_again_at = now + COMPLAINT_PAUSE
-            logger.error("the system has no thread to give; going on with %d, trying again each %g s", left, START_PAUSE)
+            logger.error(
+                "the system has no thread to give; going on with %d, trying again each %g s", left, START_PAUSE
+            )
 
     def _work(self, me: PoolThread) -> None:
         crew = self._crew

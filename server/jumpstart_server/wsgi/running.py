@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 import time
 
 from jumpstart.context import RequestContext
@@ -17,6 +18,8 @@ from jumpstart_server.wsgi.pool import PoolThread
 from jumpstart_server.wsgi.table import SECOND_LOOK, Setup
 from jumpstart_server.wsgi.timers import NEVER
 from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_KEY
+
+RESTING = State.RESTING  # to look for a member of an enumeration costs more than a call
 
 
 class Runner(Answers):
@@ -64,7 +67,7 @@ class Runner(Answers):
         context = RequestContext(
             expires=began + self._timeout, latest=began + self._latest, has_left=connection.is_left
         )
-        exchange = Exchange(connection, head, environ, began, context)
+        exchange = Exchange(connection, head, environ, began, context, threading.get_ident())
         if connection.queued_at:
             exchange.queued = began - connection.queued_at
             connection.queued_at = 0.0
@@ -107,7 +110,7 @@ class Runner(Answers):
             return True
         connection.phase = IDLE
         parser = connection.parser
-        if parser.state is State.RESTING:
+        if parser.state is RESTING:
             events = parser.resume()
             if events or not parser.is_idle:
                 return self._go_on(thread, connection, events, ended)
