@@ -158,8 +158,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threads: Annotated[
         _Threads | Literal["auto"],
         _option(
-            "Threads of a worker that run WSGI handlers, and sync code of ASGI apps; started on demand. auto is as many "
-            "as the memory holds: (--memory-limit - what a warm worker takes) / --request-memory.",
+            "Threads of a worker that run WSGI handlers, and sync code of ASGI apps; started on demand. auto is as "
+            "many as the memory holds: (--memory-limit - what a warm worker takes) / --request-memory.",
             "--threads",
         ),
     ] = FIRST_THREADS
@@ -256,8 +256,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queue: Annotated[
         int,
         _option(
-            "Requests of a worker that may wait for their turn: WSGI's for a thread, ASGI's beyond --limit-concurrency; "
-            "more are answered with 503.",
+            "Requests of a worker that may wait for their turn: WSGI's for a thread, ASGI's beyond "
+            "--limit-concurrency; more are answered with 503.",
             "--queue",
             ge=0,
         ),
@@ -369,8 +369,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_delay: Annotated[
         float,
         _option(
-            "How long the server goes on accepting after SIGTERM, not ready for whoever asks /readyz, and answering with "
-            "Connection: close, before it drains: time for load balancers to look elsewhere.",
+            "How long the server goes on accepting after SIGTERM, not ready for whoever asks /readyz, and answering "
+            "with Connection: close, before it drains: time for load balancers to look elsewhere.",
             "--drain-delay",
             unit="s",
             ge=0,
@@ -397,8 +397,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     crash_limit: Annotated[
         int,
         _option(
-            "Failures of a worker in a row, while no worker has served for ten seconds, after which the tenant is given "
-            "up; 0 is never.",
+            "Failures of a worker in a row, while no worker has served for ten seconds, after which the tenant is "
+            "given up; 0 is never.",
             "--crash-limit",
             ge=0,
         ),

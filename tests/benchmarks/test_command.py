@@ -53,7 +53,7 @@ def test_usage(tmp_path: Path) -> None:
     assert bench("--help").returncode == 0
     wrong = bench("hello")
     assert wrong.returncode == 2
-    assert "no scenario 'hello'; there are hello-wsgi," in wrong.stderr
+    assert "no scenario 'hello'; there are tenants," in wrong.stderr
     empty = bench("--report", "--out", str(tmp_path))
     assert (empty.returncode, empty.stdout) == (1, "")
     assert "there are no results" in empty.stderr

@@ -89,5 +89,5 @@ def test_a_format_without_durations_says_so() -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.log"):
+    with pytest.raises(ConfigError, match=r"nowhere\.log"):
         list(lines_of([str(tmp_path / "nowhere.log")]))

@@ -281,7 +281,8 @@ def test_a_variable_that_is_no_option_is_named(run: Check) -> None:
 
 def test_serve_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^--idle-timeout: 5 s is never reached: the whole request has 3 s \(--timeout\)"):
+    said = r"^--idle-timeout: 5 s is never reached: the whole request has 3 s \(--timeout\)"
+    with pytest.raises(ConfigError, match=said):
         settings_of_all("shop:app", None, None, {"tenant__timeout": "3", "tenant__idle_timeout": "5"})
 
 

@@ -105,7 +105,7 @@ def test_a_proxy_that_is_not_believed_costs_a_line(desk: Path) -> None:
         (TWO, ("envoy", "-o", "e.json"), "-o e.json: Envoy goes by the name's end; let it be .yaml or .yml"),
         (TWO, ("envoy", "--json", "-o", "e.yaml"), "-o e.yaml: Envoy goes by the name's end; let it be .json"),
         (TWO, ("nginx", "--health", "x"), "--health 'x': write a path, such as /healthz"),
-        (TWO, ("kubernetes",), "--image is missing: the image with the app; for example: jumpstart export kubernetes --image "),
+        (TWO, ("kubernetes",), "--image is missing: the image with the app; for example: jumpstart export "),
         (TWO, ("nginx", "-o", "no/such/file"), "-o no/such/file: No such file or directory"),
         (TWO, ("systemd", "--command", "j"), "--command j: systemd needs the whole path"),
     ],
