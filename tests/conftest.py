@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,14 @@ settings.load_profile("jumpstart")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the packages once, or hundreds of servers would each do so where Python writes no bytecode by itself."""
+    """
+    See to what would make servers behave otherwise here.
+
+    A shell starts jobs in the background with SIGINT ignored, and all their children would inherit that. And the packages
+    are compiled once, or hundreds of servers would each do so where Python writes no bytecode by itself.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(session.config, "workerinput"):  # not once more in each process of pytest-xdist
         for package in PACKAGES:
             compileall.compile_dir(str(ROOT / package), quiet=2)

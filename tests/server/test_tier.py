@@ -18,7 +18,7 @@ from jumpstart_server.tier import count, last_seen
         (
             Beat(rss=3 << 30, in_flight=0),
             2,
-            " · seen last with 3072 MiB resident, 0 requests in flight"
+            " · seen last with 3 GiB resident, 0 requests in flight"
             " · the kernel has killed 2 processes of this control group for want of memory",
         ),
     ],
