@@ -21,8 +21,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """
     See to what would make servers behave otherwise here.
 
-    A shell starts jobs in the background with SIGINT ignored, and all their children would inherit that. And the packages
-    are compiled once, or hundreds of servers would each do so where Python writes no bytecode by itself.
+    A shell starts jobs in the background with SIGINT ignored, and all their children would inherit that. And the
+    packages are compiled once, or hundreds of servers would each do so where Python writes no bytecode by itself.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
