@@ -88,9 +88,7 @@ def test_3_6_13_16_171_a_fastapi_app_within_its_time(serve: Serve, folder: Path,
             == 4
         )
         assert "time.sleep(4)" in server.stderr and "await asyncio.sleep(60)" in server.stderr
-        wait_until(
-            lambda: log.read_text().count("\n") == 14
-        )  # a line is written when its client has the answer already
+        wait_until(lambda: log.read_text().count("\n") == 14)  # a client has its answer before the log its line
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert sorted(line["status"] for line in lines) == [200] * 10 + [504] * 4
         server.wait_for_line("overrun over: a thread has ended")

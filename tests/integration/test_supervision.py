@@ -193,7 +193,7 @@ def test_when_the_supervisor_is_killed_while_it_boots_all_is_gone(serve: Serve, 
         ("makes_loop", "an event loop exists (descriptor"),
     ],
 )
-def test_an_app_that_is_not_fit_for_a_fork_is_spawned(serve: Serve, module: str, reason: str) -> None:
+def test_95_96_an_app_that_is_not_fit_for_a_fork_is_spawned(serve: Serve, module: str, reason: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         env = {"OPENS_SOCKET_TO": f"127.0.0.1:{port}"}

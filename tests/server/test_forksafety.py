@@ -92,7 +92,7 @@ def test_a_quiet_process_may_be_forked(found: dict[str, list[str]]) -> None:
     assert found["nothing again"] == []
 
 
-def test_a_thread_is_named(found: dict[str, list[str]]) -> None:
+def test_95_a_thread_is_named(found: dict[str, list[str]]) -> None:
     assert found["thread"] == ["thread 'metrics flusher' is running"]
 
 
@@ -101,7 +101,7 @@ def test_a_thread_that_python_does_not_know_is_named_too(found: dict[str, list[s
     assert reason.startswith("native thread '") and reason.endswith("' is running")
 
 
-def test_sockets_are_named_by_what_they_are_connected_to(found: dict[str, list[str]]) -> None:
+def test_96_sockets_are_named_by_what_they_are_connected_to(found: dict[str, list[str]]) -> None:
     port = found["port"]
     (reason,) = found["listening"]
     assert reason.startswith(f"socket ('127.0.0.1', {port}) (descriptor ") and reason.endswith("is open")
