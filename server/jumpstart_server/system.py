@@ -120,3 +120,18 @@ def describe_status(status: int) -> str:
         except ValueError:
             return f"signal {number}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+_NOBODY = struct.pack("H14x", socket.AF_UNSPEC)
+
+
+def reset_connection(sock: socket.socket) -> bool:
+    """
+    Reset a TCP connection without closing it, whoever else has a copy of it; whether that was done.
+
+    A socket that is connected to nobody is reset (connect(2), AF_UNSPEC). Unix sockets have no such thing.
+    """
+    if sock.family == socket.AF_UNIX:
+        return False
+    done: int = ctypes.CDLL(None).connect(sock.fileno(), _NOBODY, len(_NOBODY))
+    return done == 0

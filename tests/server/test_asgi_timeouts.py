@@ -16,6 +16,7 @@ import anyio.to_thread
 import pytest
 
 import jumpstart
+from jumpstart_server import forks
 from jumpstart_server.access import AccessLog
 from jumpstart_server.asgi.cpu import Measured
 from jumpstart_server.asgi.stacks import stack_of_task
@@ -128,9 +129,11 @@ def test_3_6_a_coroutine_is_cancelled_once_and_its_client_gets_504(room: Room, l
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+@pytest.mark.parametrize("has_children", [False, True])  # of the app, with copies of the connection
 def test_3_a_stream_over_its_time_breaks_so_that_it_can_be_seen(
-    room: Room, framing: str, log: pytest.LogCaptureFixture
+    room: Room, framing: str, has_children: bool, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(forks, "has_children", has_children)
     headers = [(b"content-length", b"100000")] if framing == "length" else []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

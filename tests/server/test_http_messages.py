@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jumpstart_server import forks
 from jumpstart_server.connection_settings import ConnectionSettings
 from jumpstart_server.http1 import Limits
 from tests.server.http_cases import CHUNKED, CUT_SHORT, GET, REFUSED, STATUSES, WORDS, errors, post
@@ -133,10 +134,12 @@ def test_a_body_shorter_than_its_length_is_seen_to_be(lab: BaseLab, log: pytest.
 
 
 @pytest.mark.parametrize("framing", ["chunked", "length", "close"])
+@pytest.mark.parametrize("has_children", [False, True])  # of the app, with copies of the connection
 def test_53_an_exception_in_the_middle_of_a_body_can_be_seen(
-    lab: BaseLab, log: pytest.LogCaptureFixture, framing: str
+    lab: BaseLab, log: pytest.LogCaptureFixture, framing: str, has_children: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No last chunk, fewer bytes than announced, or a reset."""
+    monkeypatch.setattr(forks, "has_children", has_children)
     path = lab.serve(Reply((b"half",), length=100 if framing == "length" else 0, fails=True))
     with lab.connect() as client:
         client.get(path, version="1.0" if framing == "close" else "1.1")

@@ -39,6 +39,7 @@ from jumpstart_server.http1 import (
     State,
     error_response,
 )
+from jumpstart_server.system import reset_connection
 
 logger = logging.getLogger(__name__)
 
@@ -509,6 +510,8 @@ class JumpstartProtocol(asyncio.Protocol):
             sock = self.transport.get_extra_info("socket")
             if sock is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                if forks.has_children:
+                    reset_connection(sock)  # a child may have a copy, and then a close alone does nothing
         self._phase = CLOSING
         self._deadline = NEVER
         self.transport.abort()

@@ -13,7 +13,6 @@ sure that the owner neither writes nor closes meanwhile.
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import errno
 import io
@@ -26,8 +25,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jumpstart_server import forks
 from jumpstart_server.http1 import Event, RequestHead, RequestParser
 from jumpstart_server.http1.response import CONTINUE
+from jumpstart_server.system import reset_connection
 from jumpstart_server.wsgi import syscalls
 from jumpstart_server.wsgi.body import BodyReader, Spool
 from jumpstart_server.wsgi.environ import Environ, fill
@@ -44,8 +45,6 @@ DISCONNECT_GRACE = 0.5  # seconds that a client which sends no more is taken for
 SENDFILE_BYTES = 1024 * 1024  # at once
 NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that cannot
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
-_connect = ctypes.CDLL(None).connect
-_NOBODY = struct.pack("H14x", socket.AF_UNSPEC)
 TCP_CLOSE = 7  # linux/tcp_states.h
 TCP_CLOSE_STATES = (TCP_CLOSE, 8)  # CLOSE, CLOSE_WAIT
 PROBE_TIME = 0.25  # seconds until a client that was probed and has not answered is taken for one that still reads
@@ -423,11 +422,9 @@ class Connection:
     def abort(self) -> None:
         """
         Reset the connection, which nobody takes for the end of a body; the descriptor stays the owner's to close.
-
-        A socket that is connected to nobody is reset (connect(2), AF_UNSPEC). Unix sockets have no such thing.
         """
         self.is_cut = True
-        if self.sock.family == socket.AF_UNIX or _connect(self.fd, _NOBODY, len(_NOBODY)):
+        if not reset_connection(self.sock):
             self._shut(socket.SHUT_RDWR)
 
     def _shut(self, how: int) -> None:
@@ -455,8 +452,9 @@ class Connection:
         if self.is_tls and not self.is_cut:  # a good-bye would say that the body was whole
             self.say_goodbye()
         try:
-            if not self.is_cut:
-                self.sock.shutdown(socket.SHUT_RDWR)  # the end also where a child that the app forked has a copy
+            # The end also where a child that the app forked has a copy.
+            if not self.is_cut or (forks.has_children and not reset_connection(self.sock)):
+                self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         try:
