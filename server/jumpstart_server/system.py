@@ -122,7 +122,19 @@ def describe_status(status: int) -> str:
     return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
+_connect = ctypes.CDLL(None).connect
 _NOBODY = struct.pack("H14x", socket.AF_UNSPEC)
+_NO_LINGERING = struct.pack("ii", 1, 0)
+
+
+def reset_at_close(sock: socket.socket) -> None:
+    """
+    Let the close be a reset, which nobody takes for the end of a body; what is not sent yet is lost.
+
+    Raises:
+        OSError: the socket is closed.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
 
 
 def reset_connection(sock: socket.socket) -> bool:
@@ -133,5 +145,5 @@ def reset_connection(sock: socket.socket) -> bool:
     """
     if sock.family == socket.AF_UNIX:
         return False
-    done: int = ctypes.CDLL(None).connect(sock.fileno(), _NOBODY, len(_NOBODY))
-    return done == 0
+    failed: int = _connect(sock.fileno(), _NOBODY, len(_NOBODY))
+    return not failed

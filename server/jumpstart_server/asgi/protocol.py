@@ -18,7 +18,6 @@ import contextvars
 import enum
 import logging
 import socket
-import struct
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -39,14 +38,13 @@ from jumpstart_server.http1 import (
     State,
     error_response,
 )
-from jumpstart_server.system import reset_connection
+from jumpstart_server.system import reset_at_close, reset_connection
 
 logger = logging.getLogger(__name__)
 
 NEVER = float("inf")
 HIGH_WATER_BYTES = 64 * 1024  # of a body that the app has not taken; then reading pauses
 SECOND_LOOK = 0.05  # seconds between the decision to close an idle connection and the close; see `_expired`
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close by reset
 
 
 class Phase(enum.IntEnum):
@@ -509,7 +507,7 @@ class JumpstartProtocol(asyncio.Protocol):
         if reset:
             sock = self.transport.get_extra_info("socket")
             if sock is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                reset_at_close(sock)
                 if forks.has_children:
                     reset_connection(sock)  # a child may have a copy, and then a close alone does nothing
         self._phase = CLOSING

@@ -20,7 +20,6 @@ import os
 import select
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from jumpstart_server import forks
 from jumpstart_server.http1 import Event, RequestHead, RequestParser
 from jumpstart_server.http1.response import CONTINUE
-from jumpstart_server.system import reset_connection
+from jumpstart_server.system import reset_at_close, reset_connection
 from jumpstart_server.wsgi import syscalls
 from jumpstart_server.wsgi.body import BodyReader, Spool
 from jumpstart_server.wsgi.environ import Environ, fill
@@ -44,7 +43,6 @@ Address = tuple[str, int]
 DISCONNECT_GRACE = 0.5  # seconds that a client which sends no more is taken for one that still reads
 SENDFILE_BYTES = 1024 * 1024  # at once
 NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that cannot
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
 TCP_CLOSE = 7  # linux/tcp_states.h
 TCP_CLOSE_STATES = (TCP_CLOSE, 8)  # CLOSE, CLOSE_WAIT
 PROBE_TIME = 0.25  # seconds until a client that was probed and has not answered is taken for one that still reads
@@ -439,7 +437,7 @@ class Connection:
         """Let the close be a reset, which nobody takes for the end of a body; what is not sent yet is lost."""
         self.is_cut = True
         try:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            reset_at_close(self.sock)
         except OSError:
             pass
 

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from jumpstart_server.connection_settings import COMPLAINT_PAUSE
 from jumpstart_server.engine import PoolStats
 from jumpstart_server.envelope.interrupt import Interrupts
 from jumpstart_server.wsgi.syscalls import Calls
@@ -45,7 +46,6 @@ MAX_WAITING = 1  # threads that wait for events, or are about to
 LONGEST_PAUSE = 0.1  # seconds that a thread waits at its end if threads fail again and again
 FORGIVEN = 10.0  # seconds without a failure after which the next one is the first again
 START_PAUSE = 1.0  # seconds without starting threads after the system refused one
-COMPLAINT_PAUSE = 60.0  # seconds between two lines about that
 SATURATED_POLL = 0.02  # seconds that the keeper waits for events when it is the only one to do so
 
 
