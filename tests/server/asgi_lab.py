@@ -31,13 +31,37 @@ from jumpstart_warmup.observe import Observer
 from tests.server.lab import BaseLab, Described, Reply, Tell, Told, Words
 from tests.server.raw_http import PATIENCE, Client, Response, until
 
-__all__ = ["App", "Client", "Lab", "Receive", "Response", "Scope", "Send", "answer", "echo", "read_body", "until"]
+__all__ = [
+    "App",
+    "Client",
+    "Lab",
+    "Receive",
+    "Response",
+    "Scope",
+    "Send",
+    "answer",
+    "echo",
+    "piece",
+    "read_body",
+    "start",
+    "until",
+]
 
 T = TypeVar("T")
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    """The message that begins an answer."""
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def piece(body: bytes = b"", more: bool = False) -> dict[str, Any]:
+    """A message of a body, the last by default."""
+    return {"type": "http.response.body", "body": body, "more_body": more}
 
 
 class Lab(BaseLab):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jumpstart_server.access import AccessLog
 from tests.server.access_bench import Bench, make_bench, summary
-from tests.server.asgi_lab import Lab, Receive, Scope, Send, answer, until
+from tests.server.asgi_lab import Lab, Receive, Scope, Send, answer, piece, start, until
 from tests.server.http_cases import GET
 
 
@@ -25,14 +24,6 @@ def own(bench: Bench) -> Lab:
     """Its server, as one of this engine."""
     assert isinstance(bench.lab, Lab)
     return bench.lab
-
-
-def piece(body: bytes = b"", more: bool = False) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": status, "headers": list(headers)}
 
 
 def test_background_work_does_not_hold_the_line_back(bench: Bench) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from jumpstart_server.asgi import ClientGoneError
 from jumpstart_server.connection_settings import ConnectionSettings
-from tests.server.asgi_lab import Client, Lab, Receive, Scope, Send, answer, echo, until
+from tests.server.asgi_lab import Client, Lab, Receive, Scope, Send, answer, echo, piece, start, until
 from tests.server.http_cases import GET, errors
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -25,14 +25,6 @@ def lab() -> Iterator[Lab]:
         lab.app(answer(), "/")
         lab.app(echo, "/echo")
         yield lab
-
-
-def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": status, "headers": list(headers)}
-
-
-def piece(body: bytes = b"", more: bool = False) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
 
 
 # -- clients that leave (B) --

@@ -17,15 +17,7 @@ import pytest
 import jumpstart
 from jumpstart_server.access import AccessLog
 from jumpstart_server.envelope.limits import RequestLimits
-from tests.server.asgi_lab import Client, Lab, Receive, Scope, Send, answer, echo, until
-
-
-def start(status: int = 200) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": status, "headers": []}
-
-
-def piece(body: bytes = b"", more: bool = False) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
+from tests.server.asgi_lab import Client, Lab, Receive, Scope, Send, answer, echo, piece, start, until
 
 
 @pytest.fixture(autouse=True)

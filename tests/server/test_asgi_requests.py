@@ -28,14 +28,6 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": status, "headers": list(headers)}
-
-
-def piece(body: bytes = b"", more: bool = False) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
-
-
 # -- scope --
 
 

@@ -23,19 +23,11 @@ from jumpstart_server.asgi.stacks import stack_of_task
 from jumpstart_server.asgi.threads import Threads
 from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_warmup.observe import Observer
-from tests.server.asgi_lab import App, Lab, Receive, Scope, Send, answer, echo, read_body, until
+from tests.server.asgi_lab import App, Lab, Receive, Scope, Send, answer, echo, piece, read_body, start, until
 from tests.server.raw_http import Response
 
 TIMEOUT = 0.5  # seconds
 SOON = 0.6  # seconds beyond, on a busy machine; the promise is 0.25
-
-
-def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": status, "headers": list(headers)}
-
-
-def piece(body: bytes = b"", more: bool = False) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
 
 
 @pytest.fixture(autouse=True)
