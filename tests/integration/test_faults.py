@@ -254,7 +254,7 @@ def app(environ, start_response):
     start_response("200 OK", [("Content-Length", "2")])
     return [b"ok"]
 """
-STUBBORN = "sh -c \"trap '' TERM; while :; do sleep 0.1; done\""
+STUBBORN = "sh -c \"trap '' TERM; exec sleep 100\""
 TREE = "sh -c \"sh -c 'sleep 100; true'; true\""
 STUBBORN_TREE = "sh -c \"trap '' TERM; sleep 100; true\""
 

@@ -351,7 +351,7 @@ def test_16_too_many_overruns_ask_for_another_worker_and_take_threads(tmp_path: 
     assert len(room.lab.renewals) == 1
 
 
-def test_a_client_that_leaves_frees_the_thread_of_its_stream(room: Room) -> None:
+def test_a_client_that_leaves_frees_the_thread_of_its_stream(tmp_path: Path) -> None:
     """Half a second after it has left, by interruption."""
     seen: list[BaseException] = []
     inside = threading.Event()
@@ -365,13 +365,14 @@ def test_a_client_that_leaves_frees_the_thread_of_its_stream(room: Room) -> None
             seen.append(error)
             raise
 
-    path = room.lab.app(sync_app(spin))
-    room.lab.app(answer(), "/")
-    with room.lab.connect() as client:
-        client.get(path)
-        assert inside.wait(5)
-    until(lambda: seen)
-    assert room.line()["status"] == 499
+    with Room(tmp_path / "access.log", RequestLimits(timeout=60)) as room:
+        path = room.lab.app(sync_app(spin))
+        room.lab.app(answer(), "/")
+        with room.lab.connect() as client:
+            client.get(path)
+            assert inside.wait(5)
+        until(lambda: seen)
+        assert room.line()["status"] == 499
 
 
 def test_171_51_a_client_that_leaves_in_its_upload_is_499_and_no_error(

@@ -612,6 +612,32 @@ def test_an_overrun_does_not_hold_up_the_stop() -> None:
     lab.close()
 
 
+def test_a_request_that_begins_behind_the_back_of_the_keeper_has_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper has seen that nothing runs, and loses the CPU before it goes to sleep."""
+    idle, begun = threading.Event(), threading.Event()
+
+    def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        begun.set()
+        compute()
+        return answer()(environ, start_response)
+
+    lab = Lab(app=app, limits=SHORT)
+    tick = lab.server.tick
+
+    def slow_tick(now: float, restless: bool) -> float:
+        next_tick = tick(now, restless)
+        if next_tick == float("inf") and not begun.is_set():
+            idle.set()
+            begun.wait(PATIENCE)
+        return next_tick
+
+    monkeypatch.setattr(lab.server, "tick", slow_tick)
+    with lab, lab.connect() as client:
+        assert idle.wait(PATIENCE)
+        client.get("/")
+        assert client.response().status == 504
+
+
 # ------------------------------------------------------------------ sever
 
 

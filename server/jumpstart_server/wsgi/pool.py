@@ -22,6 +22,7 @@ Counts are changed under one lock, which is never held during a system call.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import threading
@@ -171,6 +172,7 @@ class ThreadPool:
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes one of those that poll
         epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
         self._restless_until = 0.0
+        self._is_stirred = False  # there was traffic since the last tick began
         self._keeper_sleeps = False
         self._keeper = PoolThread(self, 0, Calls(epoll, MAX_EVENTS), self._keep)
         self._keeper.runs_handlers = False
@@ -364,8 +366,9 @@ class ThreadPool:
         return thread
 
     def _stir(self) -> None:
-        # In this order with its own look under the lock: it sees the time, or we see it sleep.
+        # In this order with its own look under the lock: it sees that it was stirred, or we see it sleep.
         self._restless_until = self._clock() + RESTLESS
+        self._is_stirred = True
         self._ring_keeper()
 
     def _ring_keeper(self) -> None:
@@ -496,9 +499,7 @@ class ThreadPool:
                 self._seeking += 1
                 self.crowded = self._seeking + self._busy > 1
                 if found:
-                    self._restless_until = self._clock() + RESTLESS
-                    if self._keeper_sleeps:
-                        self._ring_keeper()
+                    self._stir()
                 is_spare = not found and self._polling > 0
         self._events.extend(found)
         return not self._stopping and not is_spare
@@ -538,8 +539,9 @@ class ThreadPool:
             now = self._clock()
             restless = now < self._restless_until or self._seeking > 0
             try:
-                if now >= next_tick:
+                if now >= next_tick or (next_tick == math.inf and self._is_stirred):
                     next_tick = now + RESTLESS  # should it fail
+                    self._is_stirred = False
                     next_tick = self._crew.tick(now, restless)
                 self._watch(now)
                 if self._saturated:
@@ -556,6 +558,9 @@ class ThreadPool:
                 continue
             with self._lock:
                 if self._stopping or self._saturated or self._seeking or self._clock() < self._restless_until:
+                    continue
+                if self._is_stirred:  # since the last tick; the keeper may have had no CPU for long
+                    next_tick = 0.0
                     continue
                 self._keeper_sleeps = True
             if me.bell.acquire(timeout=min(max(next_tick - now, TICK), 3600.0)):
