@@ -7,7 +7,7 @@ import resource
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,12 +98,21 @@ class Lab:
             yield server
 
     @contextlib.contextmanager
-    def serve_tenants(self, app: str, threads: dict[str, int]) -> Iterator[tuple[RunningServer, dict[str, int]]]:
-        """Jumpstart with several tenants, up and answering, and the port of each."""
+    def serve_tenants(
+        self,
+        app: str,
+        threads: dict[str, int],
+        options: Mapping[str, object] | None = None,
+        *,
+        admin: str = "off",
+        **environ: str,
+    ) -> Iterator[tuple[RunningServer, dict[str, int]]]:
+        """Jumpstart with several tenants, up and answering, and the port of each. *options*: as of `tenants_toml`."""
         ports = {tenant: free_port() for tenant in threads}
         first = next(iter(ports.values()))
-        config = tenants_toml(app, {tenant: (ports[tenant], count) for tenant, count in threads.items()})
-        server = RunningServer(SERVERS["jumpstart"], "wsgi", app, 0, self._programs, {}, config=config, port=first)
+        bound = {tenant: (ports[tenant], count) for tenant, count in threads.items()}
+        config = tenants_toml(app, bound, options, admin=admin)
+        server = RunningServer(SERVERS["jumpstart"], "wsgi", app, 0, self._programs, environ, config=config, port=first)
         with server:
             for port in ports.values():
                 server.wait_until_ready(port)

@@ -7,7 +7,7 @@ access log, and limits on connections that no scenario reaches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,12 +48,21 @@ def jumpstart(launch: Launch) -> list[str]:
     ]
 
 
-def tenants_toml(app: str, tenants: dict[str, tuple[int, int]]) -> str:
-    """The jumpstart.toml of several tenants, name → port and threads; otherwise as `jumpstart` has it."""
-    lines = [f'[app]\ntarget = "{app}"\napp_dir = "{APPS}"\n\n[server]\nadmin = "off"\n']
+def tenants_toml(
+    app: str, tenants: dict[str, tuple[int, int]], options: Mapping[str, object] | None = None, *, admin: str = "off"
+) -> str:
+    """
+    The jumpstart.toml of several tenants, name → port and threads; otherwise as `jumpstart` has it.
+
+    *options*: more of each tenant, or others.
+    """
+    lines = [f'[app]\ntarget = "{app}"\napp_dir = "{APPS}"\n\n[server]\nadmin = "{admin}"\n']
+    usual: dict[str, object] = {"workers": 1, "backlog": BACKLOG, "timeout": 600}
     for name, (port, threads) in tenants.items():
-        lines.append(f'[tenants.{name}]\nbind = "127.0.0.1:{port}"\nworkers = 1\nthreads = {threads}')
-        lines.append(f"backlog = {BACKLOG}\ntimeout = 600\n")
+        lines.append(f'[tenants.{name}]\nbind = "127.0.0.1:{port}"')
+        own = {**usual, "threads": threads, **(options or {})}
+        lines += [f"{key} = {str(value).lower()}" for key, value in own.items()]
+        lines.append("")
     return "\n".join(lines)
 
 

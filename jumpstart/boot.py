@@ -26,7 +26,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from jumpstart.errors import ColdBootRefusedError, ConfigError, ProfileRefusedError
+from jumpstart import shared_values
+from jumpstart.errors import AppLoadError, ColdBootRefusedError, ConfigError, ProfileRefusedError, SourceUnavailable
+from jumpstart.lineage import Lineage
 from jumpstart.profile import Profile, Trust
 from jumpstart.recorder import Recorder, WarmSettings
 from jumpstart.recorders import RecorderSet
@@ -114,6 +116,7 @@ class WarmState:
         offers: one list of records for each source that has the section, the freshest last.
         sections: the same as one list, each key once.
         sources: in words, for the report.
+        lineage: of what is captured later; None where there is no profile.
         refusals: what was found and may not be used.
         passed: of these, what costs this boot nothing where records are used all the same: a store that is down and
             was fetched before, a profile that another was chosen for, no place to keep anything for the next start.
@@ -125,6 +128,7 @@ class WarmState:
         self.sections: dict[str, list[Record]] = {}
         self.malformed: dict[str, list[Dropped]] = {}
         self.sources: list[str] = []
+        self.lineage: Lineage | None = None
         self.refusals: list[Refusal] = []
         self.passed: list[Refusal] = []
 
@@ -189,6 +193,7 @@ def _find_profile(settings: BootSettings, recorders: RecorderSet, state: WarmSta
     if profile is None:
         return
     state.sources.append(where)
+    state.lineage = profile.manifest.lineage.descend(profile.manifest.id)
     for refusal in profile.refusals:
         state.refuse(f"{where} {refusal.where}", refusal.reason, refusal.detail)
     theirs = profile.manifest.app.target
@@ -312,7 +317,13 @@ class Booted:
         self._valid = valid
 
     async def restore_late(self) -> None:
-        """Restore what needs an event loop or connections. In a worker, after lifespan start-up, before it is ready."""
+        """
+        Restore what needs an event loop or connections. In a worker, after lifespan start-up, before it is ready.
+
+        Raises:
+            AppLoadError: a source of real-time values is down that the app refuses to start without.
+        """
+        await self._fetch_live()
         deadline = _deadline(self.settings)
         for tally in self._tallies.values():
             tally.set_deadline(deadline)
@@ -325,6 +336,21 @@ class Booted:
             except TimeoutError:
                 logger.warning("late restores took longer than %.0f s and were left", limit)
 
+    async def _fetch_live(self) -> None:
+        """Wait for the first values of `Config` and `Service`, which have deadlines of their own."""
+        if "jumpstart.live" not in sys.modules:
+            return
+        from jumpstart import live
+
+        began, lines = time.monotonic(), list[str]()
+        try:
+            lines = await live.settle_all()
+        except SourceUnavailable as error:
+            lines = [str(error)]
+            raise AppLoadError(str(error)) from error
+        finally:
+            self.stopwatch.add("real-time values", began, time.monotonic(), "; ".join(lines))
+
     def report(self, start_method: Literal["", "fork", "spawn"] = "", reasons: Sequence[str] = ()) -> BootReport:
         """The books as they stand now."""
         return BootReport(
@@ -336,6 +362,7 @@ class Booted:
                 section_report(name, records, self._tallies[name]) for name, records in self._state.sections.items()
             ],
             spans=list(self.stopwatch.spans),
+            lineage=self._state.lineage,
             start_method=start_method,
             start_reasons=list(reasons),
             recorders_off=dict(self.recorders.off),
@@ -358,6 +385,7 @@ def boot(
     gc.disable()  # 3 to 27 % of an import; the caller freezes and enables it
     with stopwatch.span("find warm state"):
         state = state or find_state(settings, recorders)
+        shared_values.use_folder(Path(settings.warm_start) if settings.warm_start else None)
     tallies = {name: Tally() for name in state.sections}
     with stopwatch.span("check records"):
         _add_to_path(settings.app_dir)

@@ -11,8 +11,16 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from jumpstart.dependencies import Versions
+    from jumpstart.guard import Guard
+
+MARKER_HEADER = "x-jumpstart-warmup"
+"""Sent with the value ``1`` by every warm-up and shadow request; pass it on with `warmup_headers`."""
 
 MAX_EVENTS = 1000  # per request; a first request of a large app imports a few hundred modules
 
@@ -25,6 +33,8 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
         warmup: it is a warm-up or shadow request: nobody reads its response.
         events: cold events as ``(kind, what)``: ``("import", "decimal")``, ``("template", "cart.html")``.
         imports: names of modules whose import began in it, in order; those that failed are not in `sys.modules` after.
+        guard: refuses what the request would do to others (`jumpstart/guard.py`); for requests that have no client.
+        seen: the newest versions of real-time values that it has read (`jumpstart/dependencies.py`).
         expires: when its time is over, in seconds of the monotonic clock; infinity for never. The server stops it then,
             and looks again first, since `jumpstart.extend_deadline` may have moved it.
         latest: where *expires* can be moved at most.
@@ -39,6 +49,8 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
     has_left: Callable[[], bool] | None = None
     events: list[tuple[str, str]] = []
     imports: list[str] = []
+    guard: Guard | None = None
+    seen: Versions | None = None
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("jumpstart_request", default=None)
@@ -72,6 +84,16 @@ def is_warmup() -> bool:
     """
     context = _current.get()
     return context is not None and context.warmup
+
+
+def warmup_headers() -> dict[str, str]:
+    """
+    Return the headers that mark what the current request asks of other services; empty in ordinary requests.
+
+    ``client.get(url, headers=jumpstart.warmup_headers())``: a service on Jumpstart does not take such a request for
+    evidence of what is hot, and others may leave it out of their bills and statistics.
+    """
+    return {MARKER_HEADER: "1"} if is_warmup() else {}
 
 
 def cold_event(kind: str, what: str) -> None:

@@ -45,3 +45,26 @@ class ProfileRefusedError(JumpstartError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+class EffectRefused(JumpstartError):  # not an OSError: clients would try again, or take the host for dead
+    """
+    Raised in the app inside a shadow request, in place of something that others would have noticed.
+
+    Attributes:
+        route: of the request, as ``GET /checkout``.
+        effect: ``connect``, ``send``, ``write``, ``process``, ``signal``, ``thread`` or ``sql``.
+        what: the address, path, command or statement.
+    """
+
+    def __init__(self, message: str, route: str, effect: str, what: str) -> None:
+        super().__init__(message)
+        self.route = route
+        self.effect = effect
+        self.what = what
+
+
+class SourceUnavailable(JumpstartError):
+    """
+    A `jumpstart.Config` or `jumpstart.Service` has no value: its source never answered, and nothing stands in for it.
+    """

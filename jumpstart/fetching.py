@@ -50,6 +50,7 @@ from jumpstart.stores import (
 VOTES = "votes.json"  # in the local copy: what the store said when it was last reached
 WANTED = 3  # valid profiles of this build, to choose one of at random
 MAX_DOWNLOADS = 8  # for one boot
+COPIES = "copies of profiles"  # where a refusal says that something is wrong with the local copy
 MAX_COPIES = 16  # that a host keeps of one app and tenant
 
 
@@ -231,13 +232,13 @@ def _fetch(order: FetchOrder, store: Store) -> Outcome:
             except ProfileRefusedError as error:
                 refusals.append(Refusal(f"profile {entry.place.path}", error.reason, error.detail))
             except ConfigError as error:  # the local copy cannot be written
-                refusals.append(Refusal("copies of profiles", Reason.UNREADABLE, str(error)))
+                refusals.append(Refusal(COPIES, Reason.UNREADABLE, str(error)))
                 break
         try:
             votes = {id: (each.healthy, each.crashed) for id, each in listing.votes.items()}
             files.replace(Path(order.copies, VOTES), msgspec.json.encode(votes))
         except OSError as error:
-            refusals.append(Refusal("copies of profiles", Reason.UNREADABLE, f"cannot write {VOTES}: {error.strerror}"))
+            refusals.append(Refusal(COPIES, Reason.UNREADABLE, f"cannot write {VOTES}: {error.strerror}"))
     return Outcome(is_reached=True, refusals=refusals)
 
 
@@ -294,7 +295,7 @@ def read_copies(order: FetchOrder) -> tuple[list[Copied], list[Refusal]]:
     try:
         entries = copies.listing(order.app, order.tenant).entries
     except ProfileRefusedError as error:
-        return [], [Refusal("copies of profiles", error.reason, error.detail)]
+        return [], [Refusal(COPIES, error.reason, error.detail)]
     votes = _read_votes(Path(order.copies, VOTES))
     found: dict[str, Copied] = {}
     refusals = []

@@ -3,7 +3,8 @@ Files that are there whole or not at all, whoever is killed meanwhile and howeve
 
 `write_new` gives the file its name when it is whole (``O_TMPFILE``, then a hard link), so that not even ``kill -9``
 leaves anything behind. Where the file system has no such files, and for `replace`, which has to rename, there is a
-temporary file with a name that `sweep` knows.
+temporary file with a name that `sweep` knows: whoever writes into the same folder next clears away what a killed
+process left there.
 """
 
 from __future__ import annotations
@@ -55,8 +56,31 @@ def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
     _write_named(path, data, mode, rename)
 
 
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """
+    A folder for this user alone, where the system keeps temporary ones, until the context ends.
+
+    Those of killed processes go first.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    import shutil
+    import tempfile  # both cost a boot more than all of this module, and hardly any boot needs them
+
+    place = Path(tempfile.gettempdir())
+    sweep(place)
+    folder = place / temporary_name()
+    folder.mkdir(0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def sweep(folder: Path) -> int:
-    """Remove the temporary files that killed processes left in *folder*; return how many."""
+    """Remove the temporary files and folders that killed processes left in *folder*; return how many."""
     removed = 0
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
@@ -64,7 +88,12 @@ def sweep(folder: Path) -> int:
             if found is not None:
                 with contextlib.suppress(OSError):
                     if _is_nobodys(path, found[1], int(found[2])):
-                        path.unlink()
+                        if path.is_dir() and not path.is_symlink():
+                            import shutil
+
+                            shutil.rmtree(path)
+                        else:
+                            path.unlink()
                         removed += 1
     return removed
 

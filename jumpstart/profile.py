@@ -37,6 +37,7 @@ from jumpstart.archive import (
     read_directory,
 )
 from jumpstart.errors import ConfigError, ProfileRefusedError
+from jumpstart.lineage import Lineage
 from jumpstart.records import Dropped, Reason, Record
 from jumpstart.report import Refusal
 from jumpstart.runtime import RuntimeKey, runtime_key
@@ -63,6 +64,7 @@ RecorderName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,63}\Z
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 MAX_TEXT = 1000  # characters of a text in a manifest
 MAX_VERSIONS = 5000  # installed distributions that a manifest names
+MAX_GOLDEN = 50  # golden requests; a proof asks them some times over
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -112,14 +114,31 @@ class Seeding(msgspec.Struct, frozen=True, kw_only=True):
     warm_coverage: _Share | None = None
 
 
+class Golden(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A request of the corpus, and how the seeder answered it.
+
+    Attributes:
+        request: method, space, target: the key of its record in the section ``corpus``.
+        shape: digest of the answer's structure, see `jumpstart_warmup.shapes`; nothing of its content.
+    """
+
+    request: _Text
+    status: Annotated[int, msgspec.Meta(ge=100, le=599)]
+    shape: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+
+
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """
     How a fresh consumer did with the profile before it was published.
 
     Attributes:
         golden, matched: how many recorded requests it was asked, and how many it answered alike.
-        warm_coverage: share between 0 and 1.
-        first_request_s, cold_first_request_s: latency of the first request, with and without the profile.
+        warm_coverage: share of the golden requests, by their traffic, that ran without a cold event.
+        first_request_s, cold_first_request_s: mean latency of the first request to each golden target in seconds, with
+            and without the profile.
+        used: share of the records that were used, or None where that was not measured.
+        cold_events, cold_boot_events: in these first requests, with and without the profile.
     """
 
     golden: _Count
@@ -127,6 +146,9 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     warm_coverage: _Share
     first_request_s: _Amount
     cold_first_request_s: _Amount
+    used: _Share | None = None
+    cold_events: _Count = 0
+    cold_boot_events: _Count = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +172,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: _Text
     sections: list[SectionInfo]
     seeding: Seeding = Seeding()
+    lineage: Lineage = Lineage()
+    golden: Annotated[list[Golden], msgspec.Meta(max_length=MAX_GOLDEN)] = []
     validation: Validation | None = None
 
 
@@ -337,6 +361,8 @@ def new_manifest(
     sections: Iterable[EncodedSection],
     now: datetime,
     seeding: Seeding | None = None,
+    lineage: Lineage | None = None,
+    golden: Sequence[Golden] = (),
     validation: Validation | None = None,
 ) -> Manifest:
     """Return the manifest of a profile made by this process; *now* must be aware."""
@@ -353,6 +379,8 @@ def new_manifest(
         tenant=tenant,
         sections=sorted((section.info for section in sections), key=lambda info: info.recorder),
         seeding=seeding or Seeding(),
+        lineage=lineage or Lineage(),
+        golden=list(golden),
         validation=validation,
     )
 

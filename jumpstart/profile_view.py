@@ -133,13 +133,23 @@ def describe(profile: Profile, *, verbose: bool = False, keys: Mapping[str, Trus
         f"{manifest.seeding.duration_s:.1f} s, "
         + ("no real requests" if coverage is None else f"warm coverage {coverage:.1%}"),
     ]
+    if manifest.lineage.generation:
+        ids = ", ".join(each[:12] for each in manifest.lineage.ancestors)
+        lines.append(f"lineage: generation {manifest.lineage.generation}, captured in a process that booted from {ids}")
+    if manifest.golden:
+        lines.append(f"golden requests: {len(manifest.golden)}")
     if verbose:
+        lines.extend(
+            f"  golden {_shown(each.request)}: status {each.status}, shape {each.shape}" for each in manifest.golden
+        )
         lines.extend(f"made with: {_shown(f'{name} {text}')}" for name, text in manifest.app.versions.items())
     if manifest.validation is not None:
         proof = manifest.validation
+        used = "" if proof.used is None else f", {proof.used:.0%} of the records used"
         lines.append(
-            f"validation: {proof.matched} of {proof.golden} golden requests, warm coverage {proof.warm_coverage:.1%}, "
-            f"first request {proof.first_request_s * 1000:.1f} ms (cold: {proof.cold_first_request_s * 1000:.1f} ms)"
+            f"validation: {proof.matched} of {proof.golden} golden requests, warm coverage {proof.warm_coverage:.1%}"
+            f"{used}, first request {proof.first_request_s * 1000:.1f} ms with {proof.cold_events} cold events "
+            f"(cold: {proof.cold_first_request_s * 1000:.1f} ms with {proof.cold_boot_events})"
         )
     lines.extend(
         f"refused: {refusal.where}: {refusal.reason}: {_shown(refusal.detail)}" for refusal in profile.refusals
@@ -157,7 +167,8 @@ def _describe_section(profile: Profile, name: str, verbose: bool) -> Sequence[st
     except ProfileRefusedError as error:
         return [*lines, f"  refused: {error.reason}: {_shown(error.detail)}"]
     for record in records:
-        lines.append(f"  {_shown(record.key)}")
+        carried = f" (carried along by {record.carried} profiles)" if record.carried else ""
+        lines.append(f"  {_shown(record.key)}{carried}")
         if verbose:
             lines.extend(f"    {_shown(label)} = {_shown(repr(value))}" for label, value in record.data.items())
             lines.extend(f"    needs {_shown(label)} = {_shown(value)}" for label, value in record.depends.items())

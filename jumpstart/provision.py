@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from jumpstart import files
 from jumpstart.choice import Candidate, choose, may_not
 from jumpstart.errors import ConfigError, ProfileRefusedError
 from jumpstart.ledger import Account, Attempt, Ledger
@@ -29,7 +31,7 @@ from jumpstart.runtime import runtime_key, sources_digest
 from jumpstart.stores import build_of, decode_name, encode_build, is_store, profile_file, reader
 
 if TYPE_CHECKING:
-    from jumpstart.fetching import Copied
+    from jumpstart.fetching import Copied, FetchOrder
 
 LEDGER = "boot ledger"
 
@@ -150,29 +152,24 @@ def _attempt(wanted: Wanted, profile: Profile, url: str = "", path: str = "") ->
 def _from_store(
     wanted: Wanted, ledger: Ledger | None, avoid: frozenset[str], share: Share, found: Provision
 ) -> Attempt | None:
-    from jumpstart.fetching import FetchOrder, fetch, read_copies  # where a file is named, nobody pays for these
+    from jumpstart.fetching import FetchOrder  # where a file is named, nobody pays for it
 
     build = wanted.build or sources_digest(Path(wanted.app_dir)).rpartition(":")[2][:16]
     seed = wanted.seed or secrets.token_hex(8)
-    with ExitStack() as stack:
-        copies = _copies(wanted, found, stack)
-        order = FetchOrder(
-            url=wanted.source,
-            copies=str(copies),
-            app=wanted.app,
-            tenant=wanted.tenant,
-            build=build,
-            keys=wanted.keys,
-            trust=wanted.trust,
-            max_age_s=wanted.max_age_s,
-            seed=seed,
-            avoid=sorted(avoid),
-        )
-        under_way = _under_way(wanted, ledger)
-        if under_way is None:  # else the mold has fetched it a moment ago
-            found.passed += fetch(order, wanted.fetch_timeout_s).refusals
-        copied, refusals = read_copies(order)
-    found.passed += [refusal for refusal in refusals if refusal not in found.passed]
+    order = FetchOrder(
+        url=wanted.source,
+        copies="",
+        app=wanted.app,
+        tenant=wanted.tenant,
+        build=build,
+        keys=wanted.keys,
+        trust=wanted.trust,
+        max_age_s=wanted.max_age_s,
+        seed=seed,
+        avoid=sorted(avoid),
+    )
+    under_way = _under_way(wanted, ledger)
+    copied = _copied(wanted, order, under_way, found)
     chosen = _choose(copied, build, avoid, seed, under_way, share, found)
     if chosen is None:
         detail = f"the store {wanted.source} has none for {wanted.app} and tenant {wanted.tenant} that may be used"
@@ -184,18 +181,47 @@ def _from_store(
     return _attempt(wanted, chosen.profile, wanted.source, chosen.place.path)
 
 
-def _copies(wanted: Wanted, found: Provision, stack: ExitStack) -> Path:
-    """The folder of the local copy; one for this boot alone, where none can be kept."""
-    import tempfile
+def _copied(wanted: Wanted, order: FetchOrder, under_way: str | None, found: Provision) -> list[Copied]:
+    """
+    What the local copy of the store holds, brought up to date.
 
-    from jumpstart.fetching import private_copies
+    Where it cannot be kept or written, a copy for this boot alone is made where temporary files are.
+    """
+    from jumpstart.fetching import COPIES, private_copies, read_copies
 
+    copied: list[Copied] = []
     if wanted.copies:
         try:
-            return private_copies(Path(wanted.copies), wanted.source)
+            order = msgspec.structs.replace(order, copies=str(private_copies(Path(wanted.copies), wanted.source)))
         except ProfileRefusedError as error:
-            found.passed.append(Refusal("copies of profiles", error.reason, error.detail))
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jumpstart-")))
+            found.passed.append(Refusal(COPIES, error.reason, error.detail))
+        else:
+            if under_way is not None:  # the mold has fetched it a moment ago
+                copied, _ = read_copies(order)
+                if any(each.place.id == under_way for each in copied):
+                    return copied
+            copied, is_kept = _fetched(order, wanted.fetch_timeout_s, found)
+            if is_kept:
+                return copied
+    try:
+        with files.temporary_folder() as folder:
+            order = msgspec.structs.replace(order, copies=str(folder))
+            others, _ = _fetched(order, wanted.fetch_timeout_s, found)
+    except OSError as error:
+        found.passed.append(Refusal(COPIES, Reason.UNREADABLE, f"no temporary folder can be made: {error}"))
+        return copied
+    ids = {each.place.id for each in others}
+    return [*others, *(each for each in copied if each.place.id not in ids)]
+
+
+def _fetched(order: FetchOrder, timeout_s: float, found: Provision) -> tuple[list[Copied], bool]:
+    """What is in the copy after fetching, and whether all of it could be kept there."""
+    from jumpstart.fetching import COPIES, fetch, read_copies
+
+    outcome = fetch(order, timeout_s)
+    copied, refusals = read_copies(order)
+    found.passed += [each for each in (*outcome.refusals, *refusals) if each not in found.passed]
+    return copied, all(refusal.where != COPIES for refusal in outcome.refusals)
 
 
 def _under_way(wanted: Wanted, ledger: Ledger | None) -> str | None:

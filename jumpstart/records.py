@@ -67,12 +67,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         data: what the recorder needs to restore it: JSON types, and bytes in a ``msgpack`` section.
         depends: dependency → digest at capture, e.g. ``{"module:shop.catalog": "sha256:…"}``.
         weight: how often it was seen to be of use; merging adds weights.
+        carried: how many profiles in a row have brought it along without new evidence; see `jumpstart.lineage`.
     """
 
     key: str
     data: dict[str, Any] = {}
     depends: dict[str, str] = {}
     weight: int = 1
+    carried: int = 0
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -129,15 +131,17 @@ def split_valid(records: Iterable[Record], digests: Digests, tally: Tally) -> li
 
 def merge(*sections: Iterable[Record], limit: int = 20_000) -> list[Record]:
     """
-    Merge sections of one recorder: first-seen order is kept, a later record replaces an earlier one of the same key
-    and their weights add up, to `MAX_WEIGHT` at most. Past *limit* records the lightest are left out.
+    Merge sections of one recorder: first-seen order is kept, a later record replaces an earlier one of the same key,
+    their weights add up, to `MAX_WEIGHT` at most, and the least `Record.carried` counts: who saw it used knows best.
+    Past *limit* records the lightest are left out.
     """
     merged: dict[str, Record] = {}
     for section in sections:
         for record in section:
             known = merged.get(record.key)
             if known is not None:
-                record = msgspec.structs.replace(record, weight=min(known.weight + record.weight, MAX_WEIGHT))
+                weight = min(known.weight + record.weight, MAX_WEIGHT)
+                record = msgspec.structs.replace(record, weight=weight, carried=min(known.carried, record.carried))
             merged[record.key] = record
     if len(merged) <= limit:
         return list(merged.values())

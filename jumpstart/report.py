@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from jumpstart.lineage import Lineage
 from jumpstart.records import Dropped, Reason, Record, Tally
 
 
@@ -90,6 +91,7 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sources: where warm state came from: ``profile shop.jumpstart`` and ``warm-start cache``.
+        lineage: of what is captured in this process; None where it booted from no profile.
         start_method: ``fork`` or ``spawn``, with *start_reasons* when it is spawn.
     """
 
@@ -99,6 +101,7 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
     refusals: list[Refusal] = []
     sections: list[SectionReport] = []
     spans: list[Span] = []
+    lineage: Lineage | None = None
     start_method: str = ""
     start_reasons: list[str] = []
     warmup: WarmupReport | None = None

@@ -271,7 +271,8 @@ class FolderBackend:
                 break  # others are in it
 
     def tidy(self) -> None:
-        for folder in {self.root, *(path.parent for path in self.root.glob("*/*/*/.jumpstart-*.tmp"))}:
+        left = (path.parent for depth in ("*/*/*/", "*/*/*/*/") for path in self.root.glob(f"{depth}.jumpstart-*.tmp"))
+        for folder in {self.root, *left}:
             files.sweep(folder)
 
     def _write(self, path: str, write: Callable[[], object]) -> None:
@@ -581,6 +582,7 @@ class Store:
 
     def promote(self, places: Iterable[Place], listing: Listing) -> list[Place]:
         """Make *places*, of one app and tenant, its ``latest``, in the place of what was there; return the new ones."""
+        self.backend.tidy()
         wanted = [Place(each.app, each.tenant, LATEST, each.id) for each in places]
         for source, target in zip(places, wanted, strict=True):
             self.backend.create(target.path, self.backend.read(source.path, DEFAULT.file_bytes))
@@ -597,6 +599,17 @@ class Store:
             self.backend.remove(path)
         if index:
             self.write_index()
+
+    def prune(self, places: Iterable[Place], listing: Listing) -> None:
+        """Remove *places*, the votes on profiles that are gone, and what killed writers left; then write the index."""
+        for place in places:
+            self.remove(place, listing, index=False)
+        there = {entry.place for entry in listing.entries}
+        for place, paths in listing.vote_paths.items():
+            for path in paths if place not in there else ():
+                self.backend.remove(path)
+        self.backend.tidy()
+        self.write_index()
 
     def write_index(self) -> None:
         """

@@ -17,7 +17,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jumpstart import files
 from jumpstart.errors import ConfigError, ProfileRefusedError
 from jumpstart.paths import OTHERS_MAY_WRITE, private_folder
 from jumpstart.records import Reason
@@ -175,7 +175,7 @@ class KeyRing:
             if found is not None and found.id == key:
                 try:
                     path.unlink(missing_ok=True)
-                    _sync_folder(path.parent)
+                    files.sync_folder(path.parent)
                 except OSError as error:  # a read-only volume, say; it is revoked all the same
                     logger.warning("key file %s of a revoked key is still there: %s", path, error.strerror)
         return known
@@ -314,22 +314,12 @@ class KeyRing:
             private_folder(path.parent)
         except ProfileRefusedError as error:
             raise ConfigError(f"cannot store keys: {error.detail}") from error
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            try:
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if replace:
-                    temporary.replace(path)
-                else:
-                    with contextlib.suppress(FileExistsError):
-                        os.link(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
-            _sync_folder(path.parent)
+            files.sweep(path.parent)
+            if replace:
+                files.replace(path, data, mode)
+            else:
+                files.write_new(path, data, mode)
         except OSError as error:
             raise ConfigError(f"cannot write key file {path}: {error.strerror}") from error
 
@@ -423,11 +413,3 @@ def _unsafe(path: Path) -> str | None:
     if found.st_mode & OTHERS_MAY_WRITE:
         return f"may be written by others (mode {stat.S_IMODE(found.st_mode):04o}); chmod go-w"
     return None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import shutil
@@ -337,6 +338,40 @@ class WarmStartCache:
         return f"moved to {aside.name}"
 
 
+class ValueStore:
+    """
+    Single values by key in a *folder* of their own, as `WarmStartCache` keeps states: same rules, same errors.
+
+    The values that were entered first make room for others.
+    """
+
+    def __init__(self, folder: Path, *, size_limit_bytes: int = 64 * MIB, lock_timeout_s: float = 0.25) -> None:
+        self._cache = WarmStartCache(folder, size_limit_bytes=size_limit_bytes, lock_timeout_s=lock_timeout_s)
+        self._size_limit = size_limit_bytes
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value, or None. A row that is not whole is none."""
+        _check_key(key)
+        if not self._cache._exists():
+            return None
+        with self._cache._opened() as rows:
+            try:
+                return _get(rows, key, "value")
+            except _RowRefusedError:
+                return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Enter or replace a value."""
+        _check_key(key)
+        with self._cache._opened() as rows:
+            with rows.transact():
+                count, volume = len(rows), rows.volume()
+                if count >= MAX_ROWS or volume + len(value) > self._size_limit:
+                    for row in list(itertools.islice(rows, max(count // 2, 1))):
+                        rows.delete(row)
+                _put(rows, key, "value", value)
+
+
 # -- decisions --
 
 
@@ -502,7 +537,7 @@ def _inspect(database: Path, limit: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise _RowRefusedError(f"{database.name} is not a regular file")
     if found.st_size == 0:
-        raise _RowRefusedError("its database is empty")  # cut short by somebody; SQLite would take it for a new one
+        return  # whoever was to make it was killed: there is nothing in it that could be lost
     if found.st_size > limit:
         raise _RowRefusedError(f"it has {found.st_size} bytes, {limit} are allowed")
     with contextlib.closing(

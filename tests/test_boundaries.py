@@ -160,6 +160,7 @@ def test_what_decides_does_no_io(path: Path) -> None:
     pure = {
         "jumpstart/records.py": {"time"},  # a default clock
         "jumpstart/choice.py": set(),
+        "jumpstart/upkeep.py": set(),
         "server/jumpstart_server/lifecycle.py": set(),
         "server/jumpstart_server/metrics.py": set(),
         "server/jumpstart_server/settings.py": {"pathlib"},

@@ -10,6 +10,7 @@ import pytest
 from jumpstart.records import Reason
 from jumpstart_server.cli import cli
 from jumpstart_server.exits import ExitCode
+from jumpstart_server.proving import Fault
 from jumpstart_server.settings_reference import render
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ def test_the_reference_of_settings_is_as_made() -> None:
 
 
 def test_every_reason_code_is_explained_once_and_no_other() -> None:
-    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", REASONS, re.MULTILINE)) == sorted(Reason)
+    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", REASONS, re.MULTILINE)) == sorted([*Reason, *Fault])
 
 
 def test_every_exit_code_is_explained_in_both_places() -> None:
@@ -49,4 +50,5 @@ def test_links_lead_somewhere(page: str) -> None:
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + REASONS))))
 def test_options_that_are_named_exist(option: str) -> None:
     of_commands = {"--requests", "--allow-failures", "--help", "--serve", "--boot", "--json", "--for", "--access-log"}
+    of_commands |= {"--prove"}
     assert option in of_commands or f"`{option}`" in render()

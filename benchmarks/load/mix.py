@@ -39,6 +39,7 @@ class Class:
             "faults": self.faults,
             "mean_s": fmean(self.total_s) if self.total_s else None,
             "p99_s": percentile(self.total_s, 0.99),
+            "longest_s": max(self.total_s) if self.total_s else None,
             "first_mean_s": fmean(self.first_s) if self.first_s else None,
             "first_p99_s": percentile(self.first_s, 0.99),
         }

@@ -7,7 +7,7 @@ To add one: a module with a function that measures one server in one round (`Sce
 from __future__ import annotations
 
 from benchmarks.scenario import Scenario
-from benchmarks.scenarios import crowd, def_endpoints, generators, hello, memory, streams, tenants, waiting
+from benchmarks.scenarios import crowd, def_endpoints, generators, hello, memory, shadows, streams, tenants, waiting
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
@@ -19,6 +19,7 @@ SCENARIOS: dict[str, Scenario] = {
         def_endpoints.SCENARIO,
         memory.SCENARIO,
         crowd.SCENARIO,
+        *shadows.SCENARIOS,
         *generators.SCENARIOS,
     )
 }

@@ -30,6 +30,8 @@ BUILT_IN = (
     "jumpstart.recorders.bytecode:BytecodeRecorder",
     "jumpstart.recorders.regex:RegexRecorder",
     "jumpstart.recorders.lru:LruCacheRecorder",
+    "jumpstart.recorders.live:ConfigRecorder",
+    "jumpstart.recorders.live:ServiceRecorder",
     "jumpstart.recorders.cached:CachedRecorder",
     "jumpstart.recorders.jinja:JinjaRecorder",
     "jumpstart.recorders.jinja:JinjaBytecodeRecorder",  # after: its records are settled by what that one restored
@@ -121,7 +123,8 @@ class RecorderSet:
         self.recorders = tuple(recorders)
         self.off: dict[str, str] = {}
         self._by_name = {recorder.name: recorder for recorder in self.recorders}
-        self._restored: dict[str, set[str]] = {}  # what each was given: its weight is in the base already
+        # What each was given, with `Record.carried`: its weight is in the base already.
+        self._restored: dict[str, dict[str, int]] = {}
         self._capturing = threading.Lock()
 
     @classmethod
@@ -172,7 +175,8 @@ class RecorderSet:
         Return what each recorder would want back, by name. Any thread; one capture at a time.
 
         A record that was restored weighs nothing, but where the recorder counts (`Recorder.counts`): whoever merges has
-        the base, and no restart multiplies a weight.
+        the base, and no restart multiplies a weight. So what weighs something was seen to be of use in this process;
+        the rest keeps its `Record.carried`.
         """
         captured: dict[str, list[Record]] = {}
         with self._capturing:
@@ -181,22 +185,26 @@ class RecorderSet:
                 if recorder.name in self.off:
                     continue
                 if isinstance(records, list) and all(isinstance(record, Record) for record in records):
-                    captured[recorder.name] = records if recorder.counts else self._without_base(recorder, records)
+                    captured[recorder.name] = self._without_base(recorder, records)
                 else:
                     _switch_off(self.off, recorder, "capture", TypeError("capture() must return a list of records"))
         return captured
 
     def _without_base(self, recorder: Recorder, records: list[Record]) -> list[Record]:
-        known = self._restored.get(recorder.name, set())
-        return [
-            msgspec.structs.replace(record, weight=0) if record.key in known and record.weight else record
-            for record in records
-        ]
+        known = self._restored.get(recorder.name, {})
+        kept = []
+        for record in records:
+            weight = record.weight if recorder.counts or record.key not in known else 0
+            carried = 0 if weight else known.get(record.key, 0)
+            if (weight, carried) != (record.weight, record.carried):
+                record = msgspec.structs.replace(record, weight=weight, carried=carried)
+            kept.append(record)
+        return kept
 
     def _note_base(self, sections: Sections) -> None:
         for name, records in sections.items():
             if records and name in self._by_name:
-                self._restored.setdefault(name, set()).update(record.key for record in records)
+                self._restored.setdefault(name, {}).update({record.key: record.carried for record in records})
 
     def _on(self) -> list[Recorder]:
         return [recorder for recorder in self.recorders if recorder.name not in self.off]

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jumpstart import caches
+from jumpstart.arguments import make_key
 from jumpstart.recorder import Purpose
 from jumpstart.records import Record
 
@@ -58,7 +58,7 @@ def pickled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """
     data = pickled((args, kwargs))
     copy = unpickled(data)
-    key, copied = caches.make_key(args, kwargs), caches.make_key(*copy)
+    key, copied = make_key(args, kwargs), make_key(*copy)
     if key != copied or hash(key) != hash(copied):
         raise ValueError("a copy of the arguments does not equal them")
     return data

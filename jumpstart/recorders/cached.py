@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from jumpstart import caches
+from jumpstart.arguments import stable_digest
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.recorders._entries import NOT_AS_LOADED, Collector, pickled, pickled_arguments, unpickled
 from jumpstart.records import Reason, Record, Tally
@@ -47,6 +48,8 @@ def version_digest(version: str) -> str:
 class CachedRecorder(Recorder):
     """
     Records values (restored with their age) or keys (computed anew in each worker, `CONCURRENCY` at a time).
+
+    Values that stand on real-time values are recorded as keys: the next process has other ones.
 
     A record is used when its entry is in the cache afterwards.
     """
@@ -98,7 +101,7 @@ class CachedRecorder(Recorder):
             cache = functions.get(data.fn)
             if cache is None:
                 tally.drop(record, Reason.GONE, f"no cached function {data.fn}")
-            elif cache.snapshot != ("key" if data.value is None else "value"):
+            elif cache.snapshot is None or (data.value is not None and cache.snapshot != "value"):
                 tally.drop(record, Reason.NOT_APPLICABLE, f"{data.fn} now has snapshot={cache.snapshot!r}")
             elif data.version != version_digest(cache.version):
                 tally.drop(record, Reason.STALE, f"{data.fn} has another version")
@@ -202,9 +205,9 @@ def _record(cache: caches.Cache, entry: caches.CacheEntry, now: datetime) -> Rec
         "args": pickled_arguments(entry.args, entry.kwargs),
         "version": version_digest(cache.version),
     }
-    if cache.snapshot == "value":
+    if cache.snapshot == "value" and not entry.is_dependent:
         data["value"] = pickled(entry.value)
         created = datetime.fromtimestamp(now.timestamp() - entry.age, UTC)
         data["created"] = created.isoformat().replace("+00:00", "Z")
-    key = f"{cache.name}({caches.stable_digest(entry.args, entry.kwargs)})"
+    key = f"{cache.name}({stable_digest(entry.args, entry.kwargs)})"
     return Record(key=key, data=data, depends=cache.depends)

@@ -22,7 +22,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from jumpstart import caches, imports
+from jumpstart import imports
+from jumpstart.arguments import stable_digest
 from jumpstart.context import cold_event
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.recorders._entries import NOT_AS_LOADED, Collector, pickled, pickled_arguments, unpickled
@@ -213,7 +214,7 @@ def _record(name: str, key: Any, value: Any, typed: bool, depends: dict[str, str
     if arguments is None:
         raise ValueError("a key of unknown form")
     data = {"fn": name, "args": pickled_arguments(*arguments), "value": pickled(value)}
-    return Record(key=f"{name}({caches.stable_digest(*arguments)})", data=data, depends=depends)
+    return Record(key=f"{name}({stable_digest(*arguments)})", data=data, depends=depends)
 
 
 def cache_entries(wrapper: Any) -> list[Entry]:

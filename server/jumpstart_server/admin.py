@@ -13,9 +13,9 @@ import hashlib
 import logging
 import os
 import socket
+import time
 from collections import Counter
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from jumpstart.errors import JumpstartError
@@ -32,11 +32,12 @@ from jumpstart_server import metrics
 from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, describe, parse_address
 from jumpstart_server.engine import PoolStats
 from jumpstart_server.processes import Member
-from jumpstart_server.profiles import pack
+from jumpstart_server.seeding import pack_capture
 from jumpstart_server.settings import Settings
 from jumpstart_server.supervisor import Supervisor
 from jumpstart_server.tier import Tier, count
 from jumpstart_warmup.observe import ObserverSnapshot, warm_coverage
+from jumpstart_warmup.traffic import VERSION, Header, recorded
 
 logger = logging.getLogger(__name__)
 
@@ -186,13 +187,26 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         if not tier.accepting:
             return PlainTextResponse(f"no worker is ready: {tier.waiting_for()}\n", 503)
         try:
-            sections = await tier.capture()
-            observed = await tier.observed()
-            seconds = supervisor.uptime_s()
-            data = await asyncio.to_thread(pack, tier.settings, sections, observed, seconds, datetime.now(UTC))
+            captured = await tier.capture()
+            data = await asyncio.to_thread(pack_capture, tier.settings, captured, supervisor.uptime_s())
         except JumpstartError as error:
             return PlainTextResponse(f"{error}\n", 500)
         return Response(data, media_type=PROFILE_TYPE)
+
+    async def sample(request: Request) -> Response:
+        name = request.path_params.get("tenant")
+        if name is None and len(supervisor.tiers) == 1:
+            name = next(iter(supervisor.tiers))
+        tier = supervisor.tiers.get(name or "")
+        if tier is None:
+            return _no_such_tenant(supervisor)
+        try:
+            fraction = float(request.query_params.get("fraction", "1"))
+        except ValueError:
+            fraction = 0.0
+        if not 0 < fraction <= 1:
+            return PlainTextResponse("fraction must be over 0 and at most 1\n", 400)
+        return StreamingResponse(_sampled(tier, fraction), media_type="application/jsonl")
 
     return Starlette(
         routes=[
@@ -202,10 +216,22 @@ def admin_app(supervisor: Supervisor) -> Starlette:
             Route("/boot", boot),
             Route("/status", status),
             Route("/metrics", metrics_page),
+            Route("/shadow/sample", sample),
+            Route("/shadow/sample/{tenant}", sample),
             Route("/capture", capture, methods=["POST"]),
             Route("/capture/{tenant}", capture, methods=["POST"]),
         ]
     )
+
+
+async def _sampled(tier: Tier, fraction: float) -> AsyncIterator[bytes]:
+    """A file of recorded traffic that grows as long as its reader stays."""
+    with tier.shadowing.subscribe(fraction) as samples:
+        began = time.monotonic()
+        yield msgspec.json.encode(Header(VERSION, tier.settings.tenant_name, fraction)) + b"\n"
+        async for batch in samples:
+            lines = [recorded(each.request, max(each.at - began, 0.0), each.status) for each in batch]
+            yield b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 def _no_such_tenant(supervisor: Supervisor) -> Response:
@@ -238,7 +264,11 @@ def figures_of(tier: Tier, observed: ObserverSnapshot) -> metrics.Figures:
         given_up=bool(tier.given_up),
         roll_failed=tier.last_roll is not None and tier.last_roll.outcome == "failed",
         pools=[member.stats.pool for member in tier.members if member.stats is not None],
+        live=[info for member in tier.members if member.stats is not None for info in member.stats.live],
         refusals=[str(refusal.reason) for refusal in tier.refusals()],
+        seeded=tier.seeding.counts(),
+        shadow=tier.shadowing.counts(),
+        shadow_sent=tier.shadowing.sent(),
     )
 
 
@@ -325,6 +355,7 @@ async def tenant_document(tier: Tier) -> dict[str, Any]:
                 "state": str(member.worker.state),
                 "request_bytes": member.memory.bytes_each,
                 **msgspec.structs.asdict(pool_of(member)),
+                "live": msgspec.to_builtins(member.stats.live) if member.stats is not None else [],
                 "stale": id(member) in before and member.stats is before[id(member)],
             }
             for member in sorted(tier.members, key=lambda member: member.worker.slot)
@@ -333,6 +364,8 @@ async def tenant_document(tier: Tier) -> dict[str, Any]:
         "sources": boot.sources if boot is not None else [],
         "refusals": msgspec.to_builtins(tier.refusals()),
         "boot_ledger": tier.profiles.describe(),
+        "seeding": tier.seeding.describe(),
+        "shadow": tier.shadowing.describe(),
         "records_used": boot.used if boot is not None else 0,
         "records_dropped": boot.dropped_reasons if boot is not None else {},
         "warm_coverage": warm_coverage(observed),

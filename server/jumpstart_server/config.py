@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from jumpstart.errors import ConfigError
+from jumpstart.guard import parse_allowed
 from jumpstart.paths import HostPaths, host_paths
 from jumpstart_server.access import compile_format
 from jumpstart_server.addresses import Address, addresses_of, parse_address, parse_permissions
@@ -44,6 +45,7 @@ from jumpstart_server.settings import (
     declared_options,
 )
 from jumpstart_server.systemd import ActivatedSocket, activated_sockets, addresses_of_tenant
+from jumpstart_warmup.sampling import parse_routes
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ TEXTS_OF_OWN_FORM: dict[str, Callable[..., object]] = {
     "access_logformat": compile_format,
     "forwarded_allow_ips": TrustedProxies,
     "proxy_allow_from": TrustedProxies,
+    "shadow_allow": parse_allowed,
+    "shadow_routes": parse_routes,
     "uds_permissions": parse_permissions,
     "umask": parse_permissions,
 }
@@ -584,7 +588,8 @@ def _convert(option: Option, value: _Value, file: Path | None, cwd: Path) -> Any
         TEXTS_OF_OWN_FORM[option.key](converted, option=value.place)
     if option.key == "root_path":
         return converted.rstrip("/")
-    if option.path and converted and converted != STREAM and not (option.key == "profile" and "://" in converted):
+    may_be_url = option.key in ("profile", "publish")
+    if option.path and converted and converted != STREAM and not (may_be_url and "://" in converted):
         base = cwd if value.textual or file is None else file.parent
         try:
             if option.many:
@@ -623,6 +628,8 @@ def _check(settings: Settings, places: Places, errors: Errors) -> None:
     root = tenant.root_path
     if root and not (root.isascii() and root.startswith("/")):
         errors.add(f"{places.of('root_path')} {root}: write it as in a URL, with a slash at its start: /shop")
+    if settings.profile.seed and not settings.profile.publish and not tenant.profile:
+        errors.add(f"{places.of('seed')}: where to? Name a store with {places.like('publish', 'seed')}")
     for key in ("chdir", "app_dir"):
         folder = getattr(settings.app, key)
         if f"app.{key}" in places.sources and folder and not (Path(folder).is_dir() and os.access(folder, os.X_OK)):

@@ -98,3 +98,6 @@ class Engine(Protocol):
 
     def in_flight(self) -> int:
         """How many requests run."""
+
+    def has_room(self) -> bool:
+        """Whether one more request could begin at once, and none waits."""

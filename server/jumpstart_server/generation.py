@@ -36,6 +36,7 @@ from jumpstart_server.messages import (
 from jumpstart_server.processes import Launcher, Member, Mold
 from jumpstart_server.profile_watch import ProfileWatch
 from jumpstart_server.settings import Settings
+from jumpstart_warmup.corpus import WarmRequest
 
 FORK_PATIENCE = 10.0  # seconds that a mold may take to fork and the worker to say hello
 KILL_GRACE = 2.0  # seconds beyond graceful_timeout that a draining worker has before SIGKILL
@@ -65,6 +66,10 @@ class Owner(Protocol):
     @property
     def too_slow(self) -> list[str]:
         """Warm-up requests that earlier workers have waited for in vain."""
+
+    @property
+    def recent(self) -> list[WarmRequest]:
+        """Requests that met cold work in other workers lately, for new ones."""
 
     def may_replay(self, slot: int) -> bool:
         """Whether the next worker of this slot runs warm-up requests."""
@@ -250,6 +255,7 @@ class Generation:
             cold=self.cold,
             replay=self._owner.may_replay(slot),
             too_slow=self._owner.too_slow,
+            recent=self._owner.recent,
             server=self._owner.profiles.server,
             is_alone=self._owner.is_alone,
         )
@@ -355,7 +361,8 @@ class Generation:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                mold.fork(Fork(slot, self._owner.may_replay(slot), self._owner.too_slow), theirs)
+                owner = self._owner
+                mold.fork(Fork(slot, owner.may_replay(slot), owner.too_slow, owner.recent), theirs)
             except OSError as error:
                 self._owner.log.warning("mold pid=%d does not take orders: %s", mold.pid, error)
         return ours

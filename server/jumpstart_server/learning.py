@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jumpstart.boot import BootSettings
 from jumpstart.errors import ProfileRefusedError
+from jumpstart.lineage import hand_down
 from jumpstart.profile import AppInfo, encode_section
 from jumpstart.records import Reason, Record, merge
 from jumpstart.report import BootReport, Refusal
@@ -137,6 +138,18 @@ class Learning:
     def merged(self, more: Iterable[Mapping[str, Section]] = ()) -> dict[str, Section]:
         """All that is known, with *more* captured just now. Reads the cache the first time."""
         return merge_sections(self._loaded_base(), [self._of_the_gone, *self._learnt.values(), *more], self._dead)
+
+    def handed_down(self, more: Iterable[Mapping[str, Section]] = ()) -> dict[str, Section]:
+        """`merged`, for a profile: without what many before it have carried along, and nobody has needed anew."""
+        more = list(more)
+        seen = merge_sections({}, [self._of_the_gone, *self._learnt.values(), *more], {})
+        sections = {}
+        for name, section in self.merged(more).items():
+            fresh = {record.key for record in seen[name].records if record.weight} if name in seen else set()
+            records = hand_down(section.records, fresh)
+            if records:
+                sections[name] = Section(section.version, section.encoding, records)
+        return sections
 
     async def save(self) -> None:
         """Write the warm-start cache if there is something new. A cache that cannot be written costs one line."""

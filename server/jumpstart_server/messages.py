@@ -16,12 +16,17 @@ from typing import Any
 
 import msgspec
 
-from jumpstart.profile import Encoding
+from jumpstart.profile import Encoding, Golden
 from jumpstart.records import Record
 from jumpstart.report import BootReport
+from jumpstart.upkeep import LiveInfo
 from jumpstart_server.engine import PoolStats
 from jumpstart_server.settings import Settings
+from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.observe import ObserverSnapshot
+from jumpstart_warmup.sampling import Cold, Sample
+from jumpstart_warmup.shadow import Lane, ShadowCounts
+from jumpstart_warmup.shapes import Answer
 
 LENGTH = struct.Struct(">I")
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD in linux/net/scm.h: more cannot be sent at once
@@ -44,13 +49,16 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     First message to a process.
 
     Attributes:
-        role: ``mold`` forks workers; ``worker`` boots the app and serves by itself; ``builder`` captures a profile.
+        role: ``mold`` forks workers; ``worker`` boots the app and serves by itself; ``builder`` captures a profile;
+            ``prover`` boots, answers golden requests, and ends; ``seeder`` proves a profile and publishes it.
         started: the supervisor's start on the monotonic clock, in seconds.
         listeners: how many bound sockets come along.
         requests: for a builder: the file of requests.
+        golden: for a prover: what it is asked.
+        profile: for a seeder: the file.
         cold: boot from nothing, whatever the settings say.
         server: the supervisor's name in the boot ledger, or "" to keep none.
-        replay, too_slow: as of `Fork`, for a spawned worker.
+        replay, too_slow, recent: as of `Fork`, for a spawned worker.
         is_alone: no other tenant runs; log lines need not name it then.
     """
 
@@ -62,9 +70,12 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     supervisor_pid: int = 0
     listeners: int = 0
     requests: str = ""
+    golden: list[WarmRequest] = []
+    profile: str = ""
     cold: bool = False
     replay: bool = True
     too_slow: list[str] = []
+    recent: list[WarmRequest] = []
     server: str = ""
     is_alone: bool = True
 
@@ -76,11 +87,13 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         replay: whether it runs warm-up requests; not when its forerunners died of them.
         too_slow: names of those that it does not run, for an earlier worker has waited for them in vain.
+        recent: requests that met cold work in other workers lately; it runs them too.
     """
 
     slot: int
     replay: bool = True
     too_slow: list[str] = []
+    recent: list[WarmRequest] = []
 
 
 # mold → supervisor
@@ -135,10 +148,30 @@ class Reopen(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Answer with `Stats`, or with `Captured` when *capture* is set."""
+    """
+    Answer with `Stats`, or with `Captured` when *capture* is set or there are *golden* requests.
+
+    Attributes:
+        golden: to be asked of the app, twice, beside what it does otherwise.
+    """
 
     number: int
     capture: bool = False
+    golden: list[WarmRequest] = []
+
+
+class Shadow(msgspec.Struct, frozen=True, tag=True):
+    """Run *request* as a shadow request, when there is nothing better to do."""
+
+    request: WarmRequest
+    lane: Lane
+
+
+class SampleRate(msgspec.Struct, frozen=True, tag=True):
+    """Send `Sampled` with this share of the real requests from now on, *most* of them in a second."""
+
+    rate: float
+    most: int
 
 
 # worker → supervisor
@@ -172,11 +205,28 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         pool: the threads that run the app's sync code.
+        shadow: what became of the shadow requests that it was sent.
+        live: how current its real-time values are.
     """
 
     number: int
     observed: ObserverSnapshot
     pool: PoolStats = PoolStats()
+    shadow: ShadowCounts = ShadowCounts()
+    live: list[LiveInfo] = []
+
+
+class MetCold(msgspec.Struct, frozen=True, tag=True):
+    """A real request has met cold work in this worker."""
+
+    cold: Cold
+
+
+class Sampled(msgspec.Struct, frozen=True, tag=True):
+    """Real requests, as `SampleRate` asked for; *lost* more since the last time."""
+
+    samples: list[Sample]
+    lost: int = 0
 
 
 class Renew(msgspec.Struct, frozen=True, tag=True):
@@ -213,6 +263,7 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         failures: requests that did not go as they should, in words.
         rejected: requests that were answered with 4xx, which nobody had said would be.
+        golden: how the golden requests were answered that were asked for; of a builder, those of its corpus.
     """
 
     number: int
@@ -220,6 +271,31 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     observed: ObserverSnapshot
     failures: list[str] = []
     rejected: list[str] = []
+    golden: list[Golden] = []
+
+
+class Proved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A prover's result: how it came up, and how it answered each golden request the first time."""
+
+    report: BootReport
+    answers: list[Answer]
+
+
+class Seeded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """
+    A seeder's result.
+
+    Attributes:
+        outcome: ``published``; ``rejected``, it is not proven; or ``failed``, nobody can tell.
+        place: in the store.
+        faults: codes of why it is not proven.
+        lines: what there is to say, in words.
+    """
+
+    outcome: str
+    place: str = ""
+    faults: list[str] = []
+    lines: list[str] = []
 
 
 Message = (
@@ -241,6 +317,12 @@ Message = (
     | Stats
     | Learnt
     | Captured
+    | Proved
+    | Seeded
+    | Shadow
+    | SampleRate
+    | MetCold
+    | Sampled
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from jumpstart.report import BootReport
+from jumpstart.upkeep import LiveInfo
 from jumpstart_server.engine import PoolStats
 from jumpstart_warmup.observe import BUCKETS_S, ObserverSnapshot, warm_coverage
+from jumpstart_warmup.shadow import ShadowCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,7 +31,11 @@ class Figures:
         roll_failed: the last roll did; what was there before serves on.
         given_up: nothing of it runs, since it crashed again and again or cannot boot.
         pools: the threads of each worker.
+        live: how current real-time values are, of each worker.
         refusals: reason codes of files and sections that this boot did not use.
+        shadow: what became of shadow requests.
+        shadow_sent: how many were sent to workers, by lane.
+        seeded: outcome and fault code → how many profiles a seeder has made.
     """
 
     tenant: str
@@ -43,6 +49,10 @@ class Figures:
     roll_failed: bool = False
     pools: Sequence[PoolStats]
     refusals: Iterable[str]
+    live: Sequence[LiveInfo] = ()
+    seeded: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    shadow: ShadowCounts = ShadowCounts()  # noqa: RUF009  # frozen
+    shadow_sent: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Page:
@@ -71,6 +81,9 @@ def render(tenants: Iterable[Figures]) -> str:
         _workers(page, each)
         _pools(page, each.tenant, each.pools)
         _boot(page, each.tenant, each.boot, each.refusals)
+        _live(page, each.tenant, each.live)
+        _seeding(page, each.tenant, each.seeded)
+        _shadow(page, each.tenant, each.shadow, each.shadow_sent)
         _traffic(page, each.tenant, each.observed)
     return page.text()
 
@@ -123,6 +136,25 @@ def _pools(page: _Page, tenant: str, pools: Sequence[PoolStats]) -> None:
         page.sample("jumpstart_requests_refused_total", count, tenant=tenant, reason=reason)
 
 
+def _live(page: _Page, tenant: str, live: Sequence[LiveInfo]) -> None:
+    """Of each `Config` and `Service`, over the workers: the oldest, how many are stale, and sums."""
+    names = sorted({(info.kind, info.name) for info in live})
+    found = [(kind, name, [info for info in live if (info.kind, info.name) == (kind, name)]) for kind, name in names]
+    page.family("jumpstart_live_age_seconds", "gauge", "Age of the oldest copy of real-time values in a worker.")
+    for kind, name, infos in found:
+        ages = [info.age_s for info in infos if info.age_s is not None]
+        if ages:
+            page.sample("jumpstart_live_age_seconds", max(ages), tenant=tenant, kind=kind, source=name)
+    page.family("jumpstart_live_stale", "gauge", "Workers whose real-time values are older than their ttl, or missing.")
+    for kind, name, infos in found:
+        count = sum(info.is_stale for info in infos)
+        page.sample("jumpstart_live_stale", count, tenant=tenant, kind=kind, source=name)
+    page.family("jumpstart_live_fetches_total", "counter", "Fetches of real-time values, by outcome.")
+    for kind, name, infos in found:
+        for outcome, total in (("ok", sum(i.fetched for i in infos)), ("failed", sum(i.failed for i in infos))):
+            page.sample("jumpstart_live_fetches_total", total, tenant=tenant, kind=kind, source=name, outcome=outcome)
+
+
 def _histogram(page: _Page, name: str, buckets: Sequence[int], total_s: float, **labels: str) -> None:
     """By `BUCKETS_S`, and the rest."""
     bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
@@ -146,6 +178,39 @@ def _boot(page: _Page, tenant: str, boot: BootReport | None, refusals: Iterable[
         page.sample("jumpstart_boot_records", section.used, tenant=tenant, recorder=section.recorder, outcome="used")
         for reason, count in sorted(section.reasons.items()):
             page.sample("jumpstart_boot_records", count, tenant=tenant, recorder=section.recorder, outcome=reason)
+
+
+def _seeding(page: _Page, tenant: str, seeded: Mapping[tuple[str, str], int]) -> None:
+    if not seeded:
+        return
+    page.family("jumpstart_profiles_seeded_total", "counter", "Profiles made here, by what became of them and why.")
+    for (outcome, reason), count in sorted(seeded.items()):
+        page.sample("jumpstart_profiles_seeded_total", count, tenant=tenant, outcome=outcome, reason=reason)
+
+
+def _shadow(page: _Page, tenant: str, counts: ShadowCounts, sent: Mapping[str, int]) -> None:
+    page.family("jumpstart_shadow_requests_sent_total", "counter", "Shadow requests sent to workers, by their reason.")
+    for lane, count in sorted(sent.items()):
+        page.sample("jumpstart_shadow_requests_sent_total", count, tenant=tenant, lane=lane)
+    page.family("jumpstart_shadow_requests_total", "counter", "Shadow requests that workers have run, by outcome.")
+    for outcome, count in (("ok", counts.done - counts.failed), ("failed", counts.failed)):
+        page.sample("jumpstart_shadow_requests_total", count, tenant=tenant, outcome=outcome)
+    page.family("jumpstart_shadow_requests_dropped_total", "counter", "Shadow requests that were not run, by reason.")
+    for reason, count in sorted(counts.dropped.items()):
+        page.sample("jumpstart_shadow_requests_dropped_total", count, tenant=tenant, reason=reason)
+    page.family("jumpstart_shadow_cold_requests_total", "counter", "Shadow requests with at least one cold event.")
+    page.sample("jumpstart_shadow_cold_requests_total", counts.cold_requests, tenant=tenant)
+    page.family("jumpstart_shadow_cold_events_total", "counter", "Cold work that shadow requests have done, by kind.")
+    for kind, count in sorted(counts.cold_events.items()):
+        page.sample("jumpstart_shadow_cold_events_total", count, tenant=tenant, kind=kind)
+    page.family("jumpstart_shadow_effects_refused_total", "counter", "What shadow requests were not let do, by kind.")
+    refused: Counter[str] = Counter()
+    for each in counts.effects:
+        refused[each.effect] += each.count
+    for effect, count in sorted(refused.items()):
+        page.sample("jumpstart_shadow_effects_refused_total", count, tenant=tenant, effect=effect)
+    page.family("jumpstart_shadow_cpu_seconds_total", "counter", "CPU time that shadow requests have taken.")
+    page.sample("jumpstart_shadow_cpu_seconds_total", counts.cpu_s, tenant=tenant)
 
 
 def _traffic(page: _Page, tenant: str, observed: ObserverSnapshot) -> None:

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
-from jumpstart import hooks
+from jumpstart import effects, hooks
 from jumpstart.boot import Booted, BootSettings, WarmState, boot, find_state
 from jumpstart.errors import ConfigError, JumpstartError
 from jumpstart.recorders import RecorderSet, load_recorders
@@ -66,6 +66,12 @@ def main() -> None:
         signal.signal(number, early_signals.ignore)
     # As the supervisor, before the app has a say. What the app sets up for itself replaces it, and is its own affair.
     signal.signal(signal.SIGUSR1, lambda *_: reopen_logs())
+    if start.role == "seeder":  # never has anything of the app in it, and keeps what it may
+        from jumpstart_server import seeding
+
+        set_up_logging(start.settings.server.log_level, file=start.settings.server.error_logfile, tenant=_label(start))
+        seeding.work(channel, start)
+        os._exit(ExitCode.CLEAN)
     found: _Found | None = None
     try:
         identity = identity_of(start.settings.server.user, start.settings.server.group)
@@ -170,6 +176,8 @@ def _become(identity: Identity, start: Start) -> _Found:
 def _boot(start: Start, found: _Found | None, stopwatch: Stopwatch) -> tuple[Booted, CorpusRecorder]:
     settings = _boot_settings(start)
     recorders, corpus, state = found or (*_load_recorders(start), None)
+    if start.settings.tenant.guard != "off":
+        effects.install()  # what the app opens before is not watched
     booted = boot(settings, recorders, stopwatch, state)
     with _app_last(settings.app_dir):
         worker.import_what_workers_need(booted.interface)
@@ -259,7 +267,9 @@ def _fork(
     system.die_with_parent(start.supervisor_pid)
     _disown_children()
     hooks.make_unique()
-    start = msgspec.structs.replace(start, slot=order.slot, replay=order.replay, too_slow=order.too_slow)
+    start = msgspec.structs.replace(
+        start, slot=order.slot, replay=order.replay, too_slow=order.too_slow, recent=order.recent
+    )
     worker.run(control, start, booted, corpus, listeners, process=f"worker {order.slot}")
 
 

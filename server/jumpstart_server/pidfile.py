@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
+from jumpstart import files
 from jumpstart.errors import ConfigError
 
 
@@ -67,15 +67,9 @@ class PidFile:
         self._pid = 0
 
     def _replace(self, pid: int) -> None:
-        descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{pid}\n")
-            Path(name).chmod(0o644)
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        files.sweep(self.path.parent)
+        files.replace(self.path, f"{pid}\n".encode(), 0o644)
+        self.path.chmod(0o644)  # whatever the umask: it is for others to read
 
 
 def _is_alive(pid: int) -> bool:

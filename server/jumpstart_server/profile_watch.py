@@ -22,6 +22,7 @@ from jumpstart_server.lifecycle import HEALTHY_AFTER
 logger = logging.getLogger(__name__)
 
 VOTE_TIMEOUT = 10.0  # seconds that a store may take for a vote
+VOTE_PAUSES = (0.0, 5.0, 30.0)  # seconds before each attempt: hosts that boot at once keep a store, or a host, busy
 
 
 class Failure(NamedTuple):
@@ -155,7 +156,8 @@ class ProfileWatch:
         }
 
     def _vote(self, attempt: Attempt, verdict: Verdict) -> None:
-        if attempt.path and self._ledger is not None:
+        is_read_only = attempt.url.startswith(("http://", "https://"))
+        if attempt.path and not is_read_only and self._ledger is not None:
             self._spawn_task(self._cast(attempt, verdict))
 
     async def _cast(self, attempt: Attempt, verdict: Verdict) -> None:
@@ -167,6 +169,10 @@ class ProfileWatch:
         except ProfileRefusedError:
             return
         order = VoteOrder(url=attempt.url, path=attempt.path, voter=voter, verdict=verdict)
-        outcome = await asyncio.to_thread(cast_vote, order, VOTE_TIMEOUT)
-        for refusal in outcome.refusals:
-            logger.debug("no vote: %s", refusal)
+        for pause in VOTE_PAUSES:
+            await asyncio.sleep(pause)
+            outcome = await asyncio.to_thread(cast_vote, order, VOTE_TIMEOUT)
+            for refusal in outcome.refusals:
+                logger.debug("no vote: %s", refusal)
+            if outcome.is_reached:
+                return

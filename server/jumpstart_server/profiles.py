@@ -5,13 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
+
 from jumpstart.errors import AppLoadError, ColdBootRefusedError, ConfigError, JumpstartError
-from jumpstart.profile import AppInfo, Seeding, encode_section, is_plain, new_manifest, pack_profile
+from jumpstart.lineage import Lineage
+from jumpstart.profile import (
+    AppInfo,
+    Golden,
+    Profile,
+    Seeding,
+    Validation,
+    encode_section,
+    is_plain,
+    new_manifest,
+    pack_profile,
+    parse_profile,
+)
 from jumpstart.runtime import distributions_digest, installed_distributions, sources_digest
 from jumpstart.trust import KeyRing
 from jumpstart_server.messages import (
@@ -26,16 +40,29 @@ from jumpstart_server.messages import (
 )
 from jumpstart_server.settings import Settings, boot_settings
 from jumpstart_server.spawn import start_interpreter
-from jumpstart_warmup.observe import ObserverSnapshot, warm_coverage
+from jumpstart_warmup.observe import ObserverSnapshot, RouteStats, warm_coverage
+from jumpstart_warmup.targets import is_health_check
 
 logger = logging.getLogger(__name__)
 
 
 def pack(
-    settings: Settings, sections: Mapping[str, Section], observed: ObserverSnapshot, duration_s: float, now: datetime
+    settings: Settings,
+    sections: Mapping[str, Section],
+    observed: ObserverSnapshot,
+    duration_s: float,
+    now: datetime,
+    *,
+    golden: Sequence[Golden] = (),
+    lineage: Lineage | None = None,
+    is_offline: bool = False,
 ) -> bytes:
     """
     Return a signed profile file of *sections*, with this host's own key.
+
+    Args:
+        is_offline: it was built from requests that somebody chose. Else warm-up requests count for nothing, nor do
+            those of health checks.
 
     Raises:
         ConfigError: the key cannot be made or read.
@@ -43,7 +70,7 @@ def pack(
     encoded = [
         encode_section(name, section.version, section.encoding, section.records) for name, section in sections.items()
     ]
-    routes = {**observed.warmup, **observed.routes}
+    routes = observed.warmup if is_offline else evidence(observed)
     installed = installed_distributions()
     manifest = new_manifest(
         app=AppInfo(
@@ -62,9 +89,45 @@ def pack(
             duration_s=round(duration_s, 3),
             warm_coverage=warm_coverage(observed),
         ),
+        lineage=lineage,
+        golden=golden,
     )
     keys = KeyRing(Path(boot_settings(settings).keys))
     return pack_profile(manifest, {section.info.recorder: section.data for section in encoded}, keys.sign)
+
+
+def read_as_boot(settings: Settings, data: bytes) -> Profile:
+    """Read a profile as a boot with these *settings* would; raises ProfileRefusedError."""
+    boot = boot_settings(settings)
+    return parse_profile(
+        data,
+        trust=boot.trust,
+        verify=KeyRing(Path(boot.keys)).verify,
+        now=datetime.now(UTC),
+        max_age=timedelta(seconds=boot.max_age_s),
+    )
+
+
+def stamp(settings: Settings, data: bytes, validation: Validation | None) -> bytes:
+    """
+    Return the profile *data* with the figures of its proof, signed anew with this host's own key.
+
+    Raises:
+        ProfileRefusedError, ConfigError: it, or the key, cannot be read.
+    """
+    profile = read_as_boot(settings, data)
+    manifest = msgspec.structs.replace(profile.manifest, validation=validation)
+    sections = {name: each.data for name, each in profile.sections.items()}
+    return pack_profile(manifest, sections, KeyRing(Path(boot_settings(settings).keys)).sign)
+
+
+def evidence(observed: ObserverSnapshot) -> dict[str, RouteStats]:
+    """The routes that real traffic has asked for, without health checks and requests that are marked. Pure."""
+    real = {}
+    for key, stats in observed.routes.items():
+        if stats.requests > stats.marked and not is_health_check(key.partition(" ")[2]):
+            real[key] = msgspec.structs.replace(stats, requests=stats.requests - stats.marked)
+    return real
 
 
 @dataclass(frozen=True)
@@ -115,7 +178,15 @@ def build(settings: Settings, requests: str) -> Built:
         builder.end()  # its channel is closed, so it has done all that it was for
         builder.control.close()
     seconds = time.monotonic() - started
-    data = pack(settings, captured.sections, captured.observed, seconds, datetime.now(UTC))
+    data = pack(
+        settings,
+        captured.sections,
+        captured.observed,
+        seconds,
+        datetime.now(UTC),
+        golden=captured.golden,
+        is_offline=True,
+    )
     count = sum(stats.requests for stats in captured.observed.warmup.values())
     rejected = list(captured.rejected)
     return Built(data, captured.sections, count, captured.failures, rejected)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from jumpstart.profile import Golden
 from jumpstart_server.messages import Ask, Captured, Section, Stats
 from jumpstart_server.processes import Member
+from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.observe import ObserverSnapshot, merge_snapshots
 
 ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
 CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
+GOLDEN_TIMEOUT = 20.0  # seconds that a worker may take to answer golden requests
 
 
 class Questions:
@@ -42,13 +45,27 @@ class Questions:
         answers = await self._ask(accepting, capture=True, timeout_s=CAPTURE_TIMEOUT)
         return [answer.sections for answer in answers if isinstance(answer, Captured)]
 
-    async def _ask(self, members: Sequence[Member], *, capture: bool, timeout_s: float) -> list[Stats | Captured]:
+    async def golden(self, accepting: Sequence[Member], requests: list[WarmRequest]) -> list[Golden]:
+        """How one of the workers answers *requests* at its leisure; those that it answers alike each time."""
+        if not requests:
+            return []
+        answers = await self._ask(accepting[:1], golden=requests, timeout_s=GOLDEN_TIMEOUT)
+        return [golden for answer in answers if isinstance(answer, Captured) for golden in answer.golden]
+
+    async def _ask(
+        self,
+        members: Sequence[Member],
+        *,
+        capture: bool = False,
+        golden: list[WarmRequest] | None = None,
+        timeout_s: float,
+    ) -> list[Stats | Captured]:
         futures = []
         for member in members:
             self._last += 1
             future: asyncio.Future[Stats | Captured] = asyncio.get_running_loop().create_future()
             member.answers[self._last] = future
-            member.send(Ask(self._last, capture))
+            member.send(Ask(self._last, capture, golden or []))
             futures.append(future)
         if not futures:
             return []

@@ -492,10 +492,67 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     replay: Annotated[
         bool,
         _option(
-            "Replay recorded requests (GET and HEAD only, without cookies) in workers before they are ready.",
+            "Replay recorded requests (GET and HEAD only, without cookies) in workers before they are ready. Without "
+            "it nothing of real traffic is sent again, so that there are no shadow requests either.",
             "--replay",
         ),
     ] = True
+    shadow_cold: Annotated[
+        bool,
+        _option(
+            "Send a request that met cold work in one worker to the other workers as a shadow request (GET and HEAD "
+            "only, without cookies; and shadow_routes), once, so that it is cold once and not once per worker.",
+            "--shadow-cold",
+        ),
+    ] = True
+    shadow: Annotated[
+        float,
+        _option(
+            "Share of the requests, taken at random, that are sent to another worker as shadow requests; 0.01 is one "
+            "of a hundred. At most 8 of a worker in a second.",
+            "--shadow",
+            ge=0,
+            le=1,
+        ),
+    ] = 0
+    shadow_routes: Annotated[
+        tuple[str, ...],
+        _option(
+            "Route with another method than GET and HEAD that may be sent again as a shadow request, with its body of "
+            "up to 64 KiB: 'POST /search'; repeatable.",
+            "--shadow-route",
+        ),
+    ] = ()
+    shadow_rate: Annotated[
+        int, _option("Shadow requests that a worker may run in a minute.", "--shadow-rate", ge=0)
+    ] = 120
+    shadow_cpu: Annotated[
+        float,
+        _option(
+            "Share of a core that shadow requests of a worker may take; 0 is none at all. Five seconds are saved up "
+            "for cold work.",
+            "--shadow-cpu",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.02
+
+    guard: Annotated[
+        Literal["shadow", "all", "off"],
+        _option(
+            "Which requests may do nothing to others (connect, write files, start processes, change rows): shadow "
+            "requests, all that are made by this server (warm-up requests too), or off.",
+            "--guard",
+        ),
+    ] = "shadow"
+    shadow_allow: Annotated[
+        tuple[str, ...],
+        _option(
+            "Address that guarded requests may speak to all the same: host:port, host:*, a network, unix:/path; or "
+            "file:/folder that they may write to; repeatable.",
+            "--shadow-allow",
+        ),
+    ] = ()
 
     @property
     def first_threads(self) -> int:
@@ -547,6 +604,47 @@ class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "Recorder to switch off, by name; repeatable. A name that is unknown is an error.", "--disable-recorder"
         ),
     ] = ()
+    seed: Annotated[
+        bool,
+        _option(
+            "Seed: after so many real requests and so much time make a profile, prove it, and publish it in the store.",
+            "--seed",
+        ),
+    ] = False
+    seed_requests: Annotated[
+        int, _option("Real requests that a seeder has seen before it makes a profile.", "--seed-requests", ge=1)
+    ] = 1000
+    seed_after: Annotated[
+        float, _option("Time that a seeder has served before it makes a profile.", "--seed-after", unit="s", ge=0)
+    ] = 600
+    publish: Annotated[
+        str,
+        _option(
+            "Store that a seeder publishes in: a folder or a URL; by default the store that --profile names.",
+            "--publish",
+            path=True,
+        ),
+    ] = ""
+    prove_coverage: Annotated[
+        float,
+        _option(
+            "Share of a profile's golden requests that must run without cold work, or it is not proven.",
+            "--prove-coverage",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.8
+    prove_used: Annotated[
+        float,
+        _option("Share of a profile's records that must be used, or it is not proven.", "--prove-used", ge=0, le=1),
+    ] = 0.5
+    prove_requests: Annotated[
+        int,
+        _option("Real requests that a profile's seeder must have seen, or it is not proven.", "--prove-requests", ge=0),
+    ] = 100
+    prove_routes: Annotated[
+        int, _option("Routes that a profile's seeder must have seen, or it is not proven.", "--prove-routes", ge=0)
+    ] = 1
 
 
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -717,6 +815,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "root_path",
     ),
     "Warm boot": ("profile", "warmup", "warmup_budget", "warmup_host", "replay"),
+    "Shadow requests": ("shadow_cold", "shadow", "shadow_routes", "shadow_rate", "shadow_cpu", "guard", "shadow_allow"),
     "Logs": (
         *("access_logfile", "access_logformat", "access_log", "log_level", "error_logfile", "capture_output"),
         "log_config",

@@ -112,7 +112,7 @@ class Supervisor:
             for tier in self.tiers.values():
                 tier.start()
             notifying = self._host.notifier.run()
-            watching = [tier.watch() for tier in self.tiers.values()]
+            watching = [work for tier in self.tiers.values() for work in (tier.watch(), tier.seeding.watch())]
             for work in (self._run_beside(), self._watch_files(), notifying, *watching):
                 self._spawn_task(work)
             await self._ended.wait()

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jumpstart.errors import JumpstartError
+from jumpstart.lineage import Lineage
+from jumpstart.profile import Golden
 from jumpstart.records import Reason
 from jumpstart.report import BootReport, Refusal, Span
 from jumpstart_server.envelope.memory import oom_kills
@@ -38,7 +40,9 @@ from jumpstart_server.messages import (
     LameDuck,
     Learnt,
     Message,
+    MetCold,
     Renew,
+    Sampled,
     Section,
     ShutdownFailed,
     Stats,
@@ -48,8 +52,12 @@ from jumpstart_server.messages import (
 from jumpstart_server.processes import Launcher, Member, Mold
 from jumpstart_server.profile_watch import ProfileWatch
 from jumpstart_server.questions import Questions
+from jumpstart_server.seeding import Seeding
 from jumpstart_server.settings import Settings, boot_settings
+from jumpstart_server.shadowing import Shadowing
 from jumpstart_server.sockets import TenantSockets
+from jumpstart_warmup.corpus import WarmRequest
+from jumpstart_warmup.golden import golden_requests
 from jumpstart_warmup.observe import ObserverSnapshot
 
 logger = logging.getLogger(__name__)
@@ -83,6 +91,22 @@ class Roll:
     why: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """
+    What a profile is made of.
+
+    Attributes:
+        golden: safe requests, and how a worker answers them.
+        lineage: None where the process booted from no profile.
+    """
+
+    sections: dict[str, Section]
+    golden: list[Golden]
+    lineage: Lineage | None
+    observed: ObserverSnapshot
+
+
 class Tier:
     """
     One tenant. For the event loop's thread only.
@@ -96,6 +120,8 @@ class Tier:
         is_up: it was ready, since it was started or started over.
         ready_after_s: from the command's start to its first ready worker.
         restarts: workers that were replaced after they died.
+        seeding: what it publishes.
+        shadowing: its shadow traffic.
         last_roll: None when there was none.
         given_up: why nothing of it runs; empty while it does.
         stopping: it drains, or has ended.
@@ -140,6 +166,8 @@ class Tier:
         self._on_ready = on_ready
         self._sockets: TenantSockets | None = None
         self._questions = Questions()
+        self.seeding = Seeding(self, launcher)
+        self.shadowing = Shadowing(self._wakeful)
         self._generations: list[Generation] = []
         self._number = 0
         self._size = settings.tenant.workers
@@ -182,6 +210,8 @@ class Tier:
         self.stopping = True
         self._abandon_roll("the server stops")
         self.profiles.end()
+        self.seeding.end()
+        self.shadowing.end()
         if delay:
             self.log.info("not ready from now on; draining in %g s", delay)
             for member in self.accepting:
@@ -586,6 +616,10 @@ class Tier:
             member.is_hung = False  # it lives, and may drain in order
         elif isinstance(message, Renew):
             self.renew(member, message.reason)
+        elif isinstance(message, MetCold):
+            self.shadowing.met(member, message, time.monotonic())
+        elif isinstance(message, Sampled):
+            self.shadowing.sampled(member, message)
         elif isinstance(message, ShutdownFailed):
             self._shutdown_failed(member, message)
 
@@ -612,6 +646,7 @@ class Tier:
         generation.advance(member, Event.ACCEPT)
         member.pulse = Pulse(generation.settings.tenant.worker_healthcheck_timeout, time.monotonic())
         self.profiles.accepts(generation.number)
+        self.shadowing.accepts(member, generation.settings.tenant)
         if not self.is_up:
             self._first_ready(generation)
         self.log.info("%s ready", member.name)
@@ -703,6 +738,7 @@ class Tier:
 
     def _keep_books(self, generation: Generation, member: Member, before: Worker) -> None:
         self._questions.gone(member)
+        self.shadowing.gone(member)
         generation.learning.gone((before.generation, before.slot, before.pid or 0))
         self._renewals.pop(member, None)
         if generation.is_over and not generation.members and generation is not self.current:
@@ -772,6 +808,15 @@ class Tier:
     def accepting(self) -> list[Member]:
         return [member for member in self.members if member.is_accepting]
 
+    @property
+    def recent(self) -> list[WarmRequest]:
+        """As of `Owner`."""
+        return self.shadowing.recent(time.monotonic())
+
+    def _wakeful(self) -> list[Member]:
+        """The workers that serve or are about to."""
+        return [member for member in self.members if member.worker.state not in (State.DRAINING, State.GONE)]
+
     def _generation_of(self, member: Member) -> Generation | None:
         return next((each for each in self._generations if member in each.members), None)
 
@@ -806,9 +851,18 @@ class Tier:
         """Request statistics of all workers, of those that are gone too."""
         return await self._questions.observed(self.accepting, self.members)
 
-    async def capture(self) -> dict[str, Section]:
+    async def capture(self) -> Capture:
         """What the workers and the warm-start cache know now, for a profile that is shipped."""
-        return self.learning.merged(await self._questions.captured(self.accepting))
+        sections = self.learning.handed_down(await self._questions.captured(self.accepting))
+        corpus = sections.get("corpus")
+        requests = golden_requests(corpus.records) if corpus is not None else []
+        report = self.mold_report or self.boot
+        return Capture(
+            sections=sections,
+            golden=await self._questions.golden(self.accepting, requests),
+            lineage=report.lineage if report is not None else None,
+            observed=await self.observed(),
+        )
 
     def spans(self) -> list[Span]:
         """All spans of the boot, the mold's and the first worker's."""

@@ -23,16 +23,19 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from jumpstart import hooks
 from jumpstart.boot import Booted
 from jumpstart.errors import AppShutdownError, ConfigError, JumpstartError
+from jumpstart.guard import EffectGuard
+from jumpstart.profile import Golden
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
+from jumpstart.upkeep import LiveInfo
 from jumpstart_server import forks, system
 from jumpstart_server.access import AccessLog
 from jumpstart_server.engine import CANCEL_GRACE, Engine
@@ -53,27 +56,35 @@ from jumpstart_server.messages import (
     Hello,
     LameDuck,
     Learnt,
+    Proved,
     Renew,
     Reopen,
+    SampleRate,
     Section,
+    Shadow,
     ShutdownFailed,
     Start,
     Stats,
     StoppedAccepting,
     WorkerReady,
 )
+from jumpstart_server.shadow_runner import ASGIDriver, Driver, Shadows, WSGIDriver
 from jumpstart_server.warming import WarmupNotes, describe, is_rejected
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
+from jumpstart_warmup.golden import Listener, golden_requests, settled
 from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome, WarmupResult, WSGIWarmup, warm_asgi
 from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, normalise_path
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LEARN_SHARE = 50  # times its own duration that the next capture waits at least
 LEARN_INTERVAL = 2.0  # seconds between looks for something new; cheap when there is nothing
 COUNT_INTERVAL = 0.1  # seconds between looks at the number of requests, where it is limited
 STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which survive a kill -9
 REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
+GOLDEN_BUDGET = 10.0  # seconds for golden requests: of a prover one round, of a seeder two
 WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a handler has which looks at its deadline
 
 FOR_WSGI_WORKERS = ("uvloop", "jumpstart_server.wsgi.engine")
@@ -146,11 +157,14 @@ class _Worker:
         self.observer = Observer(corpus)
         self.may_accept = asyncio.Event()
         self.is_draining = False
+        self.state: dict[str, Any] = {}  # of the app's lifespan
         self.channel: Channel  # set by main, before anything uses it
         self._learner: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._counter: asyncio.Task[None] | None = None
         self._learnt_at = -1
+        self._shadows = Shadows(tenant)
+        self._guard = None if tenant.guard == "off" else EffectGuard(tenant.shadow_allow)
         self._captures: set[asyncio.Task[None]] = set()
         self._requests = _warmup_requests(tenant.warmup)
         if booted.interface == "wsgi":
@@ -194,7 +208,7 @@ class _Worker:
     def _access_log(self) -> AccessLog | None:
         """The command has opened the file once; where that no longer goes, its lines are lost and the requests not."""
         tenant = self.settings.tenant
-        if not tenant.access_logfile or self.start.role == "builder":
+        if not tenant.access_logfile or self.start.role in ("builder", "prover"):
             return None
         return AccessLog(
             tenant.access_logfile, tenant.access_logformat, tenant=self.settings.tenant_name, must_open=False
@@ -257,6 +271,10 @@ class _Worker:
                     self.engine.lame_duck()
                 elif isinstance(message, Reopen):
                     reopen_logs()
+                elif isinstance(message, Shadow):
+                    self._shadows.offer(message.request, message.lane)
+                elif isinstance(message, SampleRate):
+                    self._shadows.sample(message.rate, message.most)
                 elif isinstance(message, Ask):
                     try:
                         self._answer(message)
@@ -267,29 +285,39 @@ class _Worker:
 
     def _drain(self, patience_s: float = 0.0, *, is_stop: bool = True) -> None:
         self.is_draining = True
+        self._shadows.stop()
         self.engine.drain(patience_s, is_stop=is_stop)
 
     def _answer(self, ask: Ask) -> None:
-        if ask.capture:
-            task = asyncio.create_task(self._capture_for(ask.number))
+        if ask.capture or ask.golden:
+            task = asyncio.create_task(self._capture_for(ask))
             self._captures.add(task)
             task.add_done_callback(self._captures.discard)
         else:
             self._send_stats(ask.number)
 
     def _send_stats(self, number: int = 0) -> None:
-        self.channel.send(Stats(number=number, observed=self.observer.snapshot(), pool=self.engine.stats()))
+        observed, pool, shadow = self.observer.snapshot(), self.engine.stats(), self._shadows.counts()
+        if self._guard is not None:
+            shadow = msgspec.structs.replace(shadow, effects=self._guard.refusals())
+        self.channel.send(Stats(number=number, observed=observed, pool=pool, shadow=shadow, live=_live()))
 
-    async def _capture_for(self, number: int) -> None:
-        sections = await self._capture("ship")
-        self.channel.send(Captured(number=number, sections=sections, observed=self.observer.snapshot()))
+    async def _capture_for(self, ask: Ask) -> None:
+        sections = await self._capture("ship") if ask.capture else {}
+        golden = await self._golden(ask.golden, self.state)
+        observed = self.observer.snapshot()
+        self.channel.send(Captured(number=ask.number, sections=sections, observed=observed, golden=golden))
 
     # ------------------------------------------------------------------ before the first connection
 
     async def become_ready(self, state: dict[str, Any]) -> None:
         """After lifespan start-up: restore, warm up, say so, and wait until the port listens."""
+        self.state = state
         if self.start.role == "builder":
             await self._build(state)
+            return
+        if self.start.role == "prover":
+            await self._prove(state)
             return
         await self.booted.restore_late()
         with self.stopwatch.span("warm-up requests"):
@@ -302,10 +330,24 @@ class _Worker:
         report = msgspec.structs.replace(self.booted.report(), warmup=warmup)
         self.channel.send(WorkerReady(report=report))
         await self.may_accept.wait()
+        self._begin_shadows(state)
         self._pulse = asyncio.create_task(self._beat(guard))
         if self.settings.tenant.max_requests:
             self._counter = asyncio.create_task(self._count_requests())
         self._learner = asyncio.create_task(self._keep_learning())
+
+    def _begin_shadows(self, state: dict[str, Any]) -> None:
+        tenant = self.settings.tenant
+        where: dict[str, Any] = {"server": (tenant.warmup_host, 80), "root_path": tenant.root_path}
+        timeout_s = min(TIMEOUT_S, tenant.timeout or TIMEOUT_S)
+        guard = None if self._guard is None else self._guard.of
+        driver: Driver
+        if self.booted.interface == "wsgi":
+            driver = WSGIDriver(self.app, timeout_s=timeout_s, guard=guard, **where)
+        else:
+            driver = ASGIDriver(self.app, state, timeout_s=timeout_s, guard=guard, **where)
+        self._shadows.begin(driver, has_room=self.engine.has_room, send=self.channel.send)
+        self.observer.lookout = self._shadows.lookout
 
     def _size(self) -> memory.MemoryGuard:
         """Settle how many threads there are, and what memory this worker may take, now that it is warm."""
@@ -369,7 +411,8 @@ class _Worker:
             )
         notes = WarmupNotes(own, recorded, replayed)
         budget_s = self.settings.tenant.warmup_budget
-        result = await self.replay([*own, *replayed], state, budget_s, notes.note)
+        recent = [each for each in self.start.recent if self.start.replay and each.name not in self.start.too_slow]
+        result = await self.replay([*own, *recent, *replayed], state, budget_s, notes.note)
         notes.complain(result)
         return notes.report(result, budget_s=budget_s, replay=may_replay)
 
@@ -379,16 +422,19 @@ class _Worker:
         state: dict[str, Any],
         budget_s: float,
         on_result: Callable[[Outcome], None],
+        app: Any = None,
     ) -> WarmupResult:
-        """Run *requests* through the app in this process; results are discarded, failures counted."""
+        """Run *requests* through *app*, by default ours, in this process; failures are counted."""
+        app = app or self.app
         if not requests:
             return WarmupResult()  # and no thread of the pool is started for nothing
+        guard = self._guard.of if self._guard is not None and self.settings.tenant.guard == "all" else None
         root_path = self.settings.tenant.root_path
         server = (self.settings.tenant.warmup_host, 80)
         timeout_s = min(TIMEOUT_S, self.settings.tenant.timeout or TIMEOUT_S)
         if self.booted.interface != "wsgi":
             return await warm_asgi(
-                self.app,
+                app,
                 requests,
                 state=state,
                 budget_s=budget_s,
@@ -396,15 +442,17 @@ class _Worker:
                 server=server,
                 root_path=root_path,
                 on_result=on_result,
+                guard=guard,
             )
         warmup = WSGIWarmup(
-            self.app,
+            app,
             requests,
             budget_s=budget_s,
             timeout_s=timeout_s,
             server=server,
             root_path=root_path,
             on_result=on_result,
+            guard=guard,
         )
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
@@ -440,16 +488,52 @@ class _Worker:
         limit = self.settings.tenant.startup_timeout or math.inf
         result = await self.replay(requests, state, limit, count)
         sections = await self._capture("ship")
+        observed = self.observer.snapshot()
+        corpus = sections.get(CorpusRecorder.name)
+        golden = await self._golden(golden_requests(corpus.records) if corpus is not None else [], state)
         self.channel.send(
             Captured(
                 number=0,
                 sections=sections,
-                observed=self.observer.snapshot(),
+                observed=observed,
+                golden=golden,
                 failures=[f"{failure.method} {failure.path}: {failure.error}" for failure in result.failed],
                 rejected=rejected,
             )
         )
         self._drain()
+
+    async def _prove(self, state: dict[str, Any]) -> None:
+        """Become as ready as a worker does, answer the golden requests, say how that went; then end."""
+        await self.booted.restore_late()
+        warmup = await self._warm_up(state)
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        system.cancel_dump()
+        listener = Listener()
+        await self._ask_app(listener, self.start.golden, state)
+        answers = listener.answers()
+        self.channel.send(Proved(report=msgspec.structs.replace(self.booted.report(), warmup=warmup), answers=answers))
+        self._drain()
+
+    async def _golden(self, requests: Sequence[WarmRequest], state: dict[str, Any]) -> list[Golden]:
+        """How this app answers *requests*, those of them that it answers alike each time."""
+        listeners = Listener(), Listener()
+        give_up = time.monotonic() + GOLDEN_BUDGET
+        for listener in listeners:
+            for request in requests:
+                began = time.monotonic()
+                if began < give_up:
+                    await self._ask_app(listener, [request], state)
+                    # Beside requests that somebody waits for; a builder has none.
+                    await asyncio.sleep(0 if self.start.role == "builder" else time.monotonic() - began)
+        first, second = listeners
+        return await _on_own_thread("golden", lambda: settled(first.answers(), second.answers()))
+
+    async def _ask_app(self, listener: Listener, requests: Sequence[WarmRequest], state: dict[str, Any]) -> None:
+        app = (listener.wsgi if self.booted.interface == "wsgi" else listener.asgi)(self.app)
+        await self.replay(requests, state, GOLDEN_BUDGET, listener.heard, app)
 
     async def _count_requests(self) -> None:
         """Ask to be replaced after so many requests. The system draws the lot: forks share the random numbers."""
@@ -481,21 +565,9 @@ class _Worker:
                 self._send_stats()
 
     async def _capture(self, purpose: Purpose) -> dict[str, Section]:
-        """Capture on a thread of our own: the default executor is the app's, and may be full."""
+        """Call the app's hooks, then capture."""
         await hooks.before_capture(purpose, self.settings.profile.restore_timeout)
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[dict[str, Section]] = loop.create_future()
-
-        def work() -> None:
-            try:
-                captured = self.capture(purpose)
-            except BaseException as error:
-                loop.call_soon_threadsafe(_settle, done, None, error)
-            else:
-                loop.call_soon_threadsafe(_settle, done, captured, None)
-
-        threading.Thread(target=work, name="jumpstart-capture", daemon=True).start()
-        return await done
+        return await _on_own_thread("capture", lambda: self.capture(purpose))
 
     def capture(self, purpose: Purpose) -> dict[str, Section]:
         """Ask every recorder for what it knows. From any thread."""
@@ -509,6 +581,15 @@ class _Worker:
         return sections
 
 
+def _live() -> list[LiveInfo]:
+    """Of the app's real-time values, where it has any."""
+    if "jumpstart.live" not in sys.modules:
+        return []
+    from jumpstart import live
+
+    return [each.info() for each in live.registered()]
+
+
 def _warmup_requests(file: str) -> list[WarmRequest]:
     """The requests of ``--warmup``. The command has checked them; a worker that starts later may find them changed."""
     try:
@@ -518,15 +599,31 @@ def _warmup_requests(file: str) -> list[WarmRequest]:
         return []
 
 
-def _settle(
-    future: asyncio.Future[dict[str, Section]], result: dict[str, Section] | None, error: BaseException | None
-) -> None:
-    if future.done():
-        return
-    if error is not None:
+async def _on_own_thread(name: str, work: Callable[[], T]) -> T:
+    """Do *work* on a thread that is made for it: the default executor is the app's, and may be full."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            loop.call_soon_threadsafe(_fail, done, error)
+        else:
+            loop.call_soon_threadsafe(_succeed, done, result)
+
+    threading.Thread(target=run, name=f"jumpstart-{name}", daemon=True).start()
+    return await done
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
         future.set_exception(error)
-    else:
-        future.set_result(result or {})
 
 
 async def _cancel_leftovers() -> None:

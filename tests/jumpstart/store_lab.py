@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,37 +36,6 @@ def make_profile(
         manifest = msgspec.structs.replace(manifest, runtime=runtime)
     data = pack_profile(manifest, {"names": section.data}, KeyRing(keys).sign)
     return Place.of(app, tenant, build, manifest.id), data
-
-
-# Ends its own process at the Nth call that changes a file system.
-KILLED = """
-import os, signal, sys
-point, calls = int(sys.argv[1]), 0
-
-def fatal(name):
-    real = getattr(os, name)
-    def call(*arguments, **words):
-        global calls
-        calls += 1
-        if calls == point:
-            if name == "write":
-                real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **words)
-    setattr(os, name, call)
-
-def armed():
-    for name in ("open", "write", "fsync", "link", "rename", "replace", "unlink", "mkdir", "rmdir", "close"):
-        fatal(name)
-"""
-
-
-def killed_at(point: int, text: str, *arguments: str) -> bool:
-    """Run *text*, killed at its *point*-th change of a file after it called ``armed()``; whether it came so far."""
-    words = [sys.executable, "-c", KILLED + text, str(point), *arguments]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode != 0
 
 
 def temporary_files(folder: Path) -> list[Path]:

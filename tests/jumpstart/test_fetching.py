@@ -35,7 +35,7 @@ from jumpstart.records import Reason, Record
 from jumpstart.runtime import runtime_key
 from jumpstart.stores import LATEST, Entry, Listing, Place, open_store
 from jumpstart.trust import KeyRing
-from tests.jumpstart.store_lab import APP, ROOT, killed_at, make_profile, temporary_files
+from tests.jumpstart.store_lab import APP, ROOT, make_profile, temporary_files
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -178,33 +178,6 @@ def test_a_store_that_vanishes_or_changes_while_it_is_read_is_survived(fleet: Fl
         stop.set()
         for thread in threads:
             thread.join()
-
-
-FETCH = """
-import msgspec
-from jumpstart.fetching import FetchOrder, carry_out
-order = msgspec.json.decode(sys.argv[2], type=FetchOrder)
-armed()
-carry_out(order)
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_point_of_fetching_leaves_nothing_half(fleet: Fleet, tmp_path: Path) -> None:
-    import msgspec
-
-    places = [fleet.publish() for _ in range(2)]
-    order = fleet.order()
-    point = 0
-    while killed_at(point := point + 1, FETCH, msgspec.json.encode(order).decode()):
-        assert point < 200
-        copied, refusals = read_copies(order)
-        assert refusals == [] and {each.place for each in copied} <= set(places)
-        if point % 3 == 0:
-            for path in Path(order.copies).rglob("*.jumpstart"):
-                path.unlink()  # so that there is something to fetch again
-    assert point > 10
-    assert fleet.copied(order) == {place.id for place in places} and temporary_files(tmp_path) == []
 
 
 def test_a_full_disk_costs_the_copy_and_says_so(fleet: Fleet) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jumpstart.errors import ProfileRefusedError
 from jumpstart.ledger import BLAMED_FOR, Account, Attempt, Ledger, begun, died, ended, exonerated, healthy, settled
 from jumpstart.records import Reason
-from tests.jumpstart.store_lab import ROOT, killed_at, temporary_files
+from tests.jumpstart.store_lab import ROOT
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SERVER = "0123456789abcdef"
@@ -136,39 +136,6 @@ def test_a_server_that_lives_is_told_from_one_that_is_dead(tmp_path: Path) -> No
     ledger.leave(name)
     assert [path.name for path in folder.iterdir() if path.name.endswith(".alive")] == []
     assert Ledger(folder, "x" * 64).read().attempts == []
-
-
-DIES = """
-from pathlib import Path
-from datetime import UTC, datetime
-from jumpstart.ledger import Attempt, Ledger
-ledger = Ledger(Path(sys.argv[2]), "k" * 64)
-armed()
-name, _ = ledger.come_alive()
-ledger.begin(Attempt(server=name, generation=1, profile=sys.argv[3], began=datetime.now(UTC)))
-os.write(1, b"begun")
-ledger.healthy(name, 1)
-ledger.leave(name)
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_point_leaves_a_ledger_that_tells(tmp_path: Path) -> None:
-    folder = tmp_path / "ledger"
-    point, blamed = 0, 0
-    while True:
-        point += 1
-        assert point < 200
-        was_killed = killed_at(point, DIES, str(folder), f"profile {point}")
-        known = Ledger(folder, KEY).open() if folder.exists() else account()
-        assert known.attempts == []
-        assert known.avoid <= {f"profile {number}" for number in range(point + 1)}
-        blamed = max(blamed, len(known.blamed))
-        if not was_killed:
-            break
-    assert blamed > 5, "those that were killed between the beginning and their health"
-    names = {path.name for path in folder.iterdir()}
-    assert names == {f"{KEY}.json", f"{KEY}.lock"} and temporary_files(tmp_path) == []
 
 
 def test_many_processes_at_once_lose_nothing(tmp_path: Path) -> None:

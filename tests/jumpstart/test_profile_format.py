@@ -22,7 +22,18 @@ import pytest
 from jumpstart import profile as profile_module
 from jumpstart.archive import DEFAULT
 from jumpstart.errors import ProfileRefusedError
-from jumpstart.profile import AppInfo, Manifest, SectionInfo, Seeding, Trust, Validation, read_profile
+from jumpstart.lineage import MAX_ANCESTORS, MAX_CARRIED, Lineage
+from jumpstart.profile import (
+    MAX_GOLDEN,
+    AppInfo,
+    Golden,
+    Manifest,
+    SectionInfo,
+    Seeding,
+    Trust,
+    Validation,
+    read_profile,
+)
 from jumpstart.recorder import Recorder, WarmSettings
 from jumpstart.recorders import load_recorders
 from jumpstart.recorders.bytecode import BytecodeData
@@ -185,7 +196,7 @@ def test_a_reader_that_was_written_from_the_page_reads_the_same(keys: Path) -> N
 
 
 def test_the_page_names_every_field() -> None:
-    structs = (Manifest, AppInfo, SectionInfo, Seeding, Validation, Signature, Record, RuntimeKey)
+    structs = (Manifest, AppInfo, SectionInfo, Seeding, Lineage, Golden, Validation, Signature, Record, RuntimeKey)
     datas = (BytecodeData, CachedData, LruData, RegexData)
     for struct in (*structs, *datas):
         for name in struct.__struct_fields__:
@@ -195,6 +206,9 @@ def test_the_page_names_every_field() -> None:
 def test_the_page_has_the_limits_of_the_reader() -> None:
     caps = DEFAULT
     for text in (
+        f"at most {MAX_GOLDEN}; see below",
+        f"the nearest first, at most {MAX_ANCESTORS}",
+        f"A writer leaves it out after {MAX_CARRIED}.",
         f"| the file | {caps.file_bytes >> 20} MiB |",
         f"| all members when inflated | {caps.total_bytes >> 20} MiB |",
         f"| {caps.manifest_bytes >> 20} MiB, {caps.signature_bytes} bytes, {caps.section_bytes >> 20} MiB |",

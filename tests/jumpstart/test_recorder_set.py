@@ -167,7 +167,7 @@ def names(recorders: list[Recorder]) -> list[str]:
 
 def test_built_in_recorders_come_in_order_and_can_be_disabled(plug_ins: list[EntryPoint]) -> None:
     every = names(load_recorders(WarmSettings()))
-    assert every[:5] == ["modules", "bytecode", "regex", "lru-cache", "cached"]
+    assert every[:7] == ["modules", "bytecode", "regex", "lru-cache", "config", "service", "cached"]
     left = names(load_recorders(WarmSettings(disabled=("regex", "lru-cache", "nothing-of-that-name"))))
     assert left == [name for name in every if name not in ("regex", "lru-cache")]
 

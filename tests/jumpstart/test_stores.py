@@ -41,7 +41,7 @@ from jumpstart.stores import (
     reader,
 )
 from jumpstart.trust import KeyRing
-from tests.jumpstart.store_lab import ROOT, killed_at, make_profile, temporary_files
+from tests.jumpstart.store_lab import ROOT, make_profile, temporary_files
 
 ID = "0123456789abcdef" * 2
 
@@ -251,28 +251,6 @@ store, data = open_store(sys.argv[2]), Path(sys.argv[4]).read_bytes()
 armed()
 store.publish(place, data)
 """
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_point_of_publishing_leaves_nothing_half(folder: Path, keys: Path, tmp_path: Path) -> None:
-    parse = reader(keys, "signed", None)
-    store = open_store(str(folder))
-    point, published = 0, 0
-    while True:
-        point += 1
-        assert point < 100
-        place, data = make_profile(keys)
-        (tmp_path / "one").write_bytes(data)
-        was_killed = killed_at(point, PUBLISH, str(folder), place.path, str(tmp_path / "one"))
-        for entry in store.listing().entries:  # readers see it whole or not at all
-            store.read(entry.place, parse)
-        published += any(entry.place == place for entry in store.listing().entries)
-        if not was_killed:
-            break
-    assert point > 8 and 0 < published < point
-    assert temporary_files(folder) == []  # the last one has cleared away after the others
-    whole = parse_index((folder / INDEX).read_bytes())
-    assert {each.path for each in whole} == {entry.place.path for entry in store.listing().entries}
 
 
 @pytest.mark.slow

@@ -18,8 +18,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jumpstart.errors import AddressInUseError, ConfigError, JumpstartError, ProfileRefusedError
+from jumpstart.lineage import Lineage
 from jumpstart.paths import HostPaths
-from jumpstart.profile import parse_profile
+from jumpstart.profile import Golden, parse_profile
 from jumpstart.records import Reason, Record
 from jumpstart.report import BootReport, Refusal, SectionReport, Span
 from jumpstart.trust import KeyRing
@@ -29,17 +30,20 @@ from jumpstart_server.cli.status import describe_status
 from jumpstart_server.engine import PoolStats
 from jumpstart_server.lifecycle import State, Worker
 from jumpstart_server.messages import Section, Stats
-from jumpstart_server.processes import Member
+from jumpstart_server.processes import Launcher, Member
 from jumpstart_server.profile_watch import ProfileWatch
+from jumpstart_server.seeding import Seeding
 from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings, Settings, TenantSettings
+from jumpstart_server.shadowing import Shadowing
 from jumpstart_server.supervisor import Supervisor
-from jumpstart_server.tier import Roll
+from jumpstart_server.tier import Capture, Roll, Tier
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
 
 OBSERVED = ObserverSnapshot(
     routes={"GET /": RouteStats(requests=4, cold_requests=1, errors=1, cold_events={"import": 2})},
     warmup={"GET /": RouteStats(requests=9)},
 )
+GOLDEN = Golden(request="GET /", status=200, shape="0" * 32)
 REPORT = BootReport(
     target="js:app", interface="wsgi", sources=["warm-start cache"], start_method="spawn", start_reasons=["thread 'x'"]
 )
@@ -85,6 +89,8 @@ class FakeTier:
         self.capture_error: JumpstartError | None = None
         self.answers = False
         self.profiles = ProfileWatch(lambda work: work.close())  # no profile is named, so there is no ledger
+        self.seeding = Seeding(cast(Tier, self), cast(Launcher, None))
+        self.shadowing = Shadowing(lambda: self.members)
 
     def serve(self) -> None:
         worker = Member(Worker(0, 1, State.SERVING, pid=41))
@@ -113,10 +119,12 @@ class FakeTier:
                 member.stats = Stats(number=2, observed=OBSERVED)
         return OBSERVED
 
-    async def capture(self) -> dict[str, Section]:
+    async def capture(self) -> Capture:
         if self.capture_error is not None:
             raise self.capture_error
-        return {"names": Section(1, "json", [Record(key="a")])}
+        lineage = Lineage().descend("a" * 32)
+        sections = {"names": Section(1, "json", [Record(key="a")])}
+        return Capture(sections=sections, golden=[GOLDEN], lineage=lineage, observed=OBSERVED)
 
 
 class FakeSupervisor:
@@ -269,6 +277,9 @@ def test_a_profile_is_captured_by_post_only_and_from_workers_that_serve(pages: P
         max_age=timedelta(days=1),
     )
     assert profile.records("names") == ([Record(key="a")], [])
+    assert profile.manifest.golden == [GOLDEN]
+    assert profile.manifest.lineage == Lineage(generation=1, ancestors=["a" * 32])
+    assert profile.manifest.seeding.requests == 4, "warm-up requests do not count"
     pages.tier.capture_error = ConfigError("the key cannot be made")
     answer = pages("/capture", "POST")
     assert (answer.status_code, answer.text) == (500, "the key cannot be made\n")

@@ -36,10 +36,16 @@ from jumpstart_server.messages import (
     LameDuck,
     Learnt,
     Message,
+    MetCold,
     MoldReady,
+    Proved,
     Renew,
     Reopen,
+    Sampled,
+    SampleRate,
     Section,
+    Seeded,
+    Shadow,
     ShutdownFailed,
     Start,
     Stats,
@@ -48,7 +54,10 @@ from jumpstart_server.messages import (
     encode,
 )
 from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings, Settings, TenantSettings
+from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
+from jumpstart_warmup.sampling import Cold, Sample
+from jumpstart_warmup.shapes import Answer
 
 REPORT = BootReport(
     target="a:b",
@@ -93,6 +102,12 @@ MESSAGES: list[Message] = [
     ),
     Learnt(sections=SECTIONS),
     Captured(number=7, sections=SECTIONS, observed=OBSERVED, failures=["GET /: 500"]),
+    Proved(report=REPORT, answers=[Answer(name="GET /", status=200, shape="0" * 32)]),
+    Shadow(WarmRequest(path="/a?b=c", body=b"\xff"), "cold"),
+    SampleRate(0.25, 8),
+    MetCold(Cold(WarmRequest(), "GET /", (("import", "decimal"),))),
+    Sampled([Sample(WarmRequest(), "GET /", 200, 1.5, 0.01)], lost=2),
+    Seeded(outcome="rejected", faults=["drained"], lines=["not proven: drained"]),
 ]
 
 

@@ -21,14 +21,12 @@ from urllib.parse import quote
 
 import msgspec
 
+from jumpstart.context import MARKER_HEADER as MARKER_HEADER  # part of this module's interface
 from jumpstart.errors import ConfigError
 from jumpstart.recorder import Purpose, Recorder, WarmSettings
 from jumpstart.records import Reason, Record, Tally
-from jumpstart_warmup.targets import KEPT_HEADERS, is_fit_header, is_fit_target
+from jumpstart_warmup.targets import KEPT_HEADERS, is_fit_header, is_fit_target, is_probe
 from jumpstart_warmup.targets import is_opaque as is_opaque  # part of this module's interface
-
-MARKER_HEADER = "x-jumpstart-warmup"
-"""Sent with the value ``1`` by every warm-up and shadow request."""
 
 MAX_FILE_TARGET = 8190  # bytes; what servers accept as a request line by default (gunicorn, nginx)
 MAX_BODY = 10 * 1024 * 1024  # bytes of one body in a file of warm-up requests
@@ -210,15 +208,21 @@ def scrub(method: str, target: str, headers: Headers, *, hosts: Collection[str] 
     is one of *hosts*, names that the operator listed: a client chooses it freely, and where customers have subdomains
     it names one. A replay without it is sent to the host name that the driver was given, which is what an app with a
     single name expects; apps that choose by virtual host need the list.
+
+    The health checks of load balancers are not fit: they tell nothing of what is hot.
     """
     if method not in ("GET", "HEAD") or not is_fit_target(target):
         return None
     kept: dict[str, str] = {}
     for raw_name, raw_value in headers:
         name = (raw_name.decode("latin-1") if isinstance(raw_name, bytes) else raw_name).lower()
-        if name in kept or not (name in KEPT_HEADERS or (name == "host" and hosts)):
+        if name in kept or not (name in KEPT_HEADERS or name == "user-agent" or (name == "host" and hosts)):
             continue
         value = (raw_value.decode("latin-1") if isinstance(raw_value, bytes) else raw_value).strip()
+        if name == "user-agent":
+            if is_probe(value):
+                return None
+            continue
         if value.lower() not in hosts if name == "host" else not is_fit_header(name, value):
             continue
         kept[name] = value

@@ -132,14 +132,19 @@ def warm_host(
     """
     if not requests:
         raise ConfigError("there are no requests to warm the host up with")
-    base, socket_path = _parse_url(url)
-    context = _ssl_context(verify) if base.startswith("https:") else False
+    base, socket_path = parse_url(url)
+    context = ssl_context(verify) if base.startswith("https:") else False
     work = _Warming(url, base, socket_path, requests, budget_s, concurrency, timeout_s, context, clock, progress)
     return asyncio.run(work.run())
 
 
-def _parse_url(url: str) -> tuple[str, str | None]:
-    """Return the base URL without a trailing slash, and the socket's path."""
+def parse_url(url: str) -> tuple[str, str | None]:
+    """
+    Return the base URL without a trailing slash, and the socket's path.
+
+    Raises:
+        ConfigError: *url* is none.
+    """
     if url.startswith("unix:"):
         path = url.removeprefix("unix:")
         path = "/" + path.lstrip("/") if path.startswith("/") else path
@@ -156,7 +161,8 @@ def _parse_url(url: str) -> tuple[str, str | None]:
     return url.rstrip("/"), None
 
 
-def _ssl_context(verify: bool | Path) -> ssl.SSLContext:
+def ssl_context(verify: bool | Path) -> ssl.SSLContext:
+    """For *verify* as in `warm_host`. Raises `ConfigError` when the certificates cannot be read."""
     try:
         context = ssl.create_default_context(cafile=verify if isinstance(verify, Path) else None)
     except (OSError, ssl.SSLError) as error:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -28,6 +28,9 @@ from jumpstart.context import RequestContext, request_context
 from jumpstart.imports import import_events
 from jumpstart_warmup.corpus import MARKER_HEADER, WarmRequest, encodable
 from jumpstart_warmup.observe import WARMUP_KEY, ASGIApp, Clock, Environ, Scope, WSGIApp
+
+if TYPE_CHECKING:
+    from jumpstart.guard import Guard
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class Outcome(msgspec.Struct, frozen=True):
         elapsed_s: seconds until the app was done with it.
         cold_events: how many there were in it.
         is_late: the app was not done with it when its time was over.
+        events: kind and name of each cold event.
     """
 
     request: WarmRequest
@@ -65,6 +69,7 @@ class Outcome(msgspec.Struct, frozen=True):
     elapsed_s: float
     cold_events: int
     is_late: bool = False
+    events: tuple[tuple[str, str], ...] = ()
 
 
 class WarmupResult(msgspec.Struct):
@@ -105,6 +110,8 @@ class WarmupResult(msgspec.Struct):
 
 
 OnResult = Callable[[Outcome], None]
+GuardOf = Callable[[str], "Guard"]
+"""Makes the guard of a request from its name, ``GET /checkout``."""
 
 
 def _sends(requests: Iterable[WarmRequest]) -> list[WarmRequest]:
@@ -133,14 +140,18 @@ def _describe(error: BaseException) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
-def _context(seconds: float, has_left: Callable[[], bool] | None = None) -> RequestContext:
+def _context(
+    request: WarmRequest, seconds: float, guard: GuardOf | None, has_left: Callable[[], bool] | None = None
+) -> RequestContext:
     """Of a request that has *seconds*; nothing extends a deadline here, since a boot waits."""
     expires = time.monotonic() + seconds
-    return RequestContext(warmup=True, expires=expires, latest=expires, has_left=has_left)
+    kept = None if guard is None else guard(f"{request.method} {_split(request)[0]}")
+    return RequestContext(warmup=True, expires=expires, latest=expires, has_left=has_left, guard=kept)
 
 
-def _cold_events(context: RequestContext) -> int:
-    return len(context.events) + (len(import_events(context)) if context.imports else 0)
+def _cold_events(context: RequestContext) -> tuple[tuple[str, str], ...]:
+    imports = import_events(context) if context.imports else ()
+    return (*context.events, *(("import", name) for name in imports))
 
 
 def _host_header(request: WarmRequest, server: tuple[str, int]) -> str:
@@ -176,6 +187,7 @@ async def warm_asgi(
     stream_chunks: int = STREAM_CHUNKS,
     grace_s: float = GRACE_S,
     on_result: OnResult | None = None,
+    guard: GuardOf | None = None,
 ) -> WarmupResult:
     """
     Send *requests* to an ASGI app, one after the other, in the running asyncio loop.
@@ -191,6 +203,7 @@ async def warm_asgi(
         stream_limit_s: seconds from the start of a response to a disconnect; what was streamed until then counts.
         stream_chunks: chunks after which a response is left.
         grace_s: seconds from a disconnect to cancelling the app, and from that to leaving the task alone.
+        guard: refuses effects of the requests; None allows them.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; the app's task is cancelled too. Nothing else.
@@ -204,10 +217,11 @@ async def warm_asgi(
             result.skipped = len(sends) - number
             break
         scope = _scope(request, dict(state or {}), client, server, scheme, root_path)
-        call = _Call(request, stream_limit_s, stream_chunks, grace_s)
+        call = _Call(request, stream_limit_s, stream_chunks, grace_s, guard)
         begun = clock()
         error = await call.run(app, scope, timeout_s, left_s)
-        outcome = Outcome(request, call.status, error, clock() - begun, _cold_events(call.context), call.is_late)
+        events = _cold_events(call.context)
+        outcome = Outcome(request, call.status, error, clock() - begun, len(events), call.is_late, events)
         result.add(outcome)
         on_result = _tell(on_result, outcome)
     result.elapsed_s = clock() - started
@@ -255,8 +269,15 @@ def _scope(
 class _Call:
     """One request to an ASGI app."""
 
-    def __init__(self, request: WarmRequest, stream_limit_s: float, stream_chunks: int, grace_s: float) -> None:
-        self.context = _context(math.inf, lambda: self._left.is_set() and not self._complete)
+    def __init__(
+        self,
+        request: WarmRequest,
+        stream_limit_s: float,
+        stream_chunks: int,
+        grace_s: float,
+        guard: GuardOf | None,
+    ) -> None:
+        self.context = _context(request, math.inf, guard, lambda: self._left.is_set() and not self._complete)
         self.status: int | None = None
         self.is_late = False
         self._request = request
@@ -405,6 +426,7 @@ class WSGIWarmup:
         stream_limit_s: float = STREAM_LIMIT_S,
         stream_chunks: int = STREAM_CHUNKS,
         on_result: OnResult | None = None,
+        guard: GuardOf | None = None,
     ) -> None:
         """
         The environ says ``"jumpstart.warmup": True``. Arguments as for `warm_asgi`; *root_path* is the SCRIPT_NAME.
@@ -422,6 +444,7 @@ class WSGIWarmup:
         self._multiprocess = multiprocess
         self._stream_limit_s, self._stream_chunks = stream_limit_s, stream_chunks
         self._on_result = on_result
+        self._guard = guard
         self._lock = threading.Lock()  # held for what both threads change, never while the app runs
         self._result = WarmupResult()
         self._started = clock()
@@ -442,7 +465,7 @@ class WSGIWarmup:
             with self._lock:
                 if self._is_over or begun >= deadline:
                     break
-                context = _context(min(deadline - begun, self._timeout_s))
+                context = _context(request, min(deadline - begun, self._timeout_s), self._guard)
                 self._running = request, context, begun
             environ = _environ(request, self._client, self._server, self._scheme, self._root_path, self._multiprocess)
             with request_context(context):
@@ -453,7 +476,8 @@ class WSGIWarmup:
                 if self._is_over:
                     break
                 self._running = None
-                self._count(Outcome(request, status, error, self._clock() - begun, _cold_events(context)))
+                events = _cold_events(context)
+                self._count(Outcome(request, status, error, self._clock() - begun, len(events), events=events))
         with self._lock:
             return self._end()
 
@@ -465,7 +489,8 @@ class WSGIWarmup:
                 context.is_stopped = True
                 elapsed = self._clock() - begun
                 error = f"its handler did not return within {elapsed:.3g} s; going on without it"
-                self._count(Outcome(request, None, error, elapsed, _cold_events(context), is_late=True))
+                events = _cold_events(context)
+                self._count(Outcome(request, None, error, elapsed, len(events), is_late=True, events=events))
             return self._end()
 
     def _count(self, outcome: Outcome) -> None:

@@ -29,6 +29,8 @@ import msgspec
 from jumpstart.context import RequestContext, current, request_context
 from jumpstart.imports import import_events
 from jumpstart_warmup.corpus import MARKER_HEADER, MAX_ROUTE_NAME, CorpusRecorder, Headers, is_opaque
+from jumpstart_warmup.sampling import Event, Lookout
+from jumpstart_warmup.targets import is_health_check
 
 Clock = Callable[[], float]
 Scope = MutableMapping[str, Any]
@@ -138,6 +140,7 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         requests: all of them, failed ones too.
+        marked: those that were marked as warm-up or shadow requests by their client, and are no evidence.
         cold_requests: those with at least one cold event.
         errors: those with a status of 500 or more.
         latency_sum_s: seconds from the call of the app to the last chunk, summed.
@@ -151,6 +154,7 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     requests: int = 0
+    marked: int = 0
     cold_requests: int = 0
     errors: int = 0
     latency_sum_s: float = 0.0
@@ -190,6 +194,7 @@ class _Entry:
         "errors",
         "latency_sum_s",
         "longest_s",
+        "marked",
         "requests",
     )
 
@@ -198,6 +203,7 @@ class _Entry:
         self.cpu_s = 0.0
         self.cpu_latency_s = 0.0
         self.requests = 0
+        self.marked = 0
         self.cold_requests = 0
         self.errors = 0
         self.latency_sum_s = 0.0
@@ -219,6 +225,7 @@ class _Entry:
     def stats(self) -> RouteStats:
         return RouteStats(
             requests=self.requests,
+            marked=self.marked,
             cold_requests=self.cold_requests,
             errors=self.errors,
             latency_sum_s=self.latency_sum_s,
@@ -263,7 +270,12 @@ class _Cell:
 
 
 class Observer:
-    """The books of one process. Every method may be called from any thread."""
+    """
+    The books of one process. Every method may be called from any thread.
+
+    Attributes:
+        lookout: is told of real requests that may be worth repeating elsewhere.
+    """
 
     def __init__(self, corpus: CorpusRecorder | None = None) -> None:
         """*corpus*: takes the requests that are evidence of what is hot."""
@@ -273,6 +285,7 @@ class Observer:
         self._warmup: dict[str, _Entry] = {}
         self._changes = 0
         self._cells: dict[_CellKey, _Cell] = {}
+        self.lookout: Lookout | None = None
 
     @property
     def requests(self) -> int:
@@ -329,8 +342,8 @@ class Observer:
         status: int,
         cell: _Cell,
         evidence: bool,
-    ) -> None:
-        """Put requests that are alike into the books: as many as the buckets of *cell* say."""
+    ) -> list[Event]:
+        """Put requests that are alike into the books: as many as the buckets of *cell* say. Returns what was cold."""
         events = context.events
         if context.imports:
             events = [*events, *(("import", name) for name in import_events(context))]
@@ -343,6 +356,8 @@ class Observer:
                 entry = self._open(table, key)
                 self._changes += 1
             entry.requests += number
+            if not evidence:
+                entry.marked += number
             entry.latency_sum_s += cell.elapsed_s
             entry.longest_s = max(entry.longest_s, cell.longest_s)
             entry.cpu_requests += cell.cpu_requests
@@ -355,8 +370,10 @@ class Observer:
             if events:
                 entry.add_cold(events)
                 self._changes += 1
-        if evidence and not context.warmup and self._corpus is not None and target and 200 <= status < 400:
+        is_evidence = evidence and not context.warmup and target and 200 <= status < 400
+        if is_evidence and self._corpus is not None and not is_health_check(target):
             self._corpus.observe_request(route[:MAX_ROUTE_NAME], method, target, cell.headers, number)
+        return events
 
     def count(
         self,
@@ -370,6 +387,7 @@ class Observer:
         evidence: bool,
         rule: str | None = None,
         cpu_s: float = -1.0,
+        body: bytes | None = b"",
     ) -> None:
         """
         Close an entry, as `end` does; cheap for a request like one before it, since it is only counted.
@@ -380,12 +398,18 @@ class Observer:
             rule: the template of the route, if the framework named it; else the path is normalised.
             evidence: as in `end`.
             cpu_s: seconds on the CPU; negative where nobody measured them.
+            body: of the request, where the lookout wants it; None for one that is not at hand.
         """
         key = (method, target, rule, status, evidence)
+        lookout = self.lookout
+        if lookout is not None and lookout.rate and evidence:
+            lookout.passed(rule, method, target, headers, status, body)
         if context.events or context.imports or context.warmup:
             cell = _Cell(headers)
             cell.add(elapsed_s, cpu_s)
-            self._settle_one(context, key, cell)
+            route, events = self._settle_one(context, key, cell)
+            if events and lookout is not None and not context.warmup:
+                lookout.met(route, events, method, target, headers, status, body)
             return
         with self._lock:
             known = self._cells.get(key)
@@ -410,12 +434,12 @@ class Observer:
         for key, cell in cells.items():
             self._settle_one(RequestContext(), key, cell)
 
-    def _settle_one(self, context: RequestContext, key: _CellKey, cell: _Cell) -> None:
+    def _settle_one(self, context: RequestContext, key: _CellKey, cell: _Cell) -> tuple[str, list[Event]]:
         method, raw_target, rule, status, evidence = key
         target = raw_target.decode("latin-1")
         if rule is None:
             rule = NOT_FOUND if status == 404 else normalise_path(unquote(target.partition("?")[0]) or "/")
-        self._book(context, rule, method, target, status, cell, evidence)
+        return rule, self._book(context, rule, method, target, status, cell, evidence)
 
     def _open(self, table: dict[str, _Entry], key: str) -> _Entry:
         if len(table) >= MAX_ROUTES:
@@ -461,6 +485,7 @@ def _add(one: RouteStats, two: RouteStats) -> RouteStats:
     kinds = [*one.cold_events, *(kind for kind in two.cold_events if kind not in one.cold_events)]
     return RouteStats(
         requests=one.requests + two.requests,
+        marked=one.marked + two.marked,
         cold_requests=one.cold_requests + two.cold_requests,
         errors=one.errors + two.errors,
         latency_sum_s=one.latency_sum_s + two.latency_sum_s,

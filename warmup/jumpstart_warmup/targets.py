@@ -87,6 +87,33 @@ _WEAK_EFFECTS = _words_of("""
 _QUERY_EFFECTS = _STRONG_EFFECTS | _words_of("add approve buy clear dismiss pay purchase remove send submit vote")
 _ACTION_NAMES = _words_of("action act do op operation cmd command event func function method task what")
 
+# --- health checks --------------------------------------------------------------------------------------------------
+
+_HEALTH = _words_of("""
+    health healthz healthy health-check healthcheck health_check _health _healthz livez readyz liveness readiness
+    heartbeat lbheartbeat up-check
+    """)
+_HEALTH_ALONE = _words_of("ping alive ready live _ping")  # words of a path elsewhere
+_PROBES = re.compile(
+    rb"^(?:kube-probe/|elb-healthchecker/|googlehc/|consul health check|envoy/hc|haproxy|azure traffic manager|"
+    rb"route 53|amazon-route53-health-check|amazon route 53 health check)",
+    re.IGNORECASE,
+)
+
+
+def is_health_check(target: str) -> bool:
+    """Whether a target or route is one that load balancers and orchestrators ask for, and nobody else. Pure."""
+    segments = [segment for segment in target.partition("?")[0].lower().split("/") if segment]
+    if not segments or len(segments) > 4:
+        return False
+    return segments[0] in _HEALTH or segments[-1] in _HEALTH or (len(segments) == 1 and segments[0] in _HEALTH_ALONE)
+
+
+def is_probe(user_agent: str) -> bool:
+    """Whether a request with this ``User-Agent`` is a health check, whatever it asks for. Pure."""
+    return _PROBES.match(user_agent.encode("latin-1", "replace")) is not None
+
+
 # --- shapes ---------------------------------------------------------------------------------------------------------
 
 _VISIBLE_ASCII = re.compile(r"/[\x21\x22\x24-\x7e]*")  # without '#'

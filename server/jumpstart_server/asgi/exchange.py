@@ -45,6 +45,7 @@ from jumpstart_server.connection_settings import DISCARD_BYTES
 from jumpstart_server.http1 import RequestHead, ResponseError, ResponseFramer
 from jumpstart_server.refusals import body_size, host_of
 from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_BYTES, Observer, route_of_scope
+from jumpstart_warmup.sampling import MAX_BODY
 
 if TYPE_CHECKING:
     from jumpstart_server.asgi.protocol import JumpstartProtocol
@@ -103,6 +104,7 @@ class Exchange:
         "_framer",
         "_head",
         "_headers",
+        "_kept",
         "_left",
         "_lost",
         "_measured",
@@ -129,6 +131,7 @@ class Exchange:
     scope: Scope | None
     _began: float  # on the monotonic clock; with an access log only
     _app_began: float | None
+    _kept: list[bytes] | None  # the body of a request that may be repeated; unset where none has come
     _first_byte_by: float  # on the monotonic clock; with such a limit only
     _moved: float  # when the last piece of the response was written; with an idle_timeout only
 
@@ -271,7 +274,12 @@ class Exchange:
             evidence=evidence,
             rule=route_of_scope(scope, self.connection.service.root_path, status) if "route" in scope else None,
             cpu_s=-1.0 if self._measured is None else self._measured.cpu_s,
+            body=self._body_to_keep() if self._body_bytes else b"",
         )
+
+    def _body_to_keep(self) -> bytes | None:
+        kept: list[bytes] | None = getattr(self, "_kept", None)
+        return None if kept is None or not self.body_complete else b"".join(kept)
 
     def _is_of_departure(self, error: BaseException) -> bool:
         """Whether the app raised it because it was told that nobody waits for it."""
@@ -393,6 +401,9 @@ class Exchange:
 
     def take_body(self, data: bytes) -> None:
         """More of the body has come."""
+        observer = self.connection.service.observer
+        if observer is not None and observer.lookout is not None and self._head.method in observer.lookout.methods:
+            self._keep(data)
         self._body_bytes += len(data)
         self.unread_bytes += len(data)
         if self._chunks is None:
@@ -401,6 +412,16 @@ class Exchange:
             self._chunks.append(data)
         if self._waiters:
             self._wake()
+
+    def _keep(self, data: bytes) -> None:
+        """Keep a copy of the body for who may repeat the request, if it is short."""
+        if not self._body_bytes:
+            self._kept = []
+        if self._body_bytes + len(data) > MAX_BODY:
+            self._kept = None
+        kept = getattr(self, "_kept", None)
+        if kept is not None:
+            kept.append(data)
 
     def take_end(self) -> None:
         """The body has come whole."""

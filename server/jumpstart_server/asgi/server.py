@@ -154,6 +154,11 @@ class ASGIServer:
         """As of `Engine`."""
         return len(self._server.server_state.tasks)
 
+    def has_room(self) -> bool:
+        """As of `Engine`."""
+        service, stats = self._server.service, self._threads.stats()
+        return service is not None and service.gate.is_open and not stats.waiting and stats.busy < stats.limit
+
 
 class _Config(uvicorn.Config):
     """uvicorn's, with what our HTTP protocol wants to know; it leaves the app as it is."""

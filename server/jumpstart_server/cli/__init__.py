@@ -231,7 +231,7 @@ class Group(click.Group):
 class _Commands(Group):
     """The commands by name; only the module of the one that is used is imported, for each boot pays for it."""
 
-    MODULES = ("serve", "build", "profile", "keys", "warm", "status", "check", "advise", "export")
+    MODULES = ("serve", "build", "profile", "keys", "warm", "shadow", "status", "check", "advise", "export")
     CHECK_CONFIG = "--check-config"  # gunicorn's
     MEANT: ClassVar[Mapping[str, str]] = {"run": "serve", "start": "serve", "config": "check", "stats": "status"}
 

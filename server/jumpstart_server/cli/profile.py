@@ -34,6 +34,7 @@ from jumpstart.stores import (
 from jumpstart.trust import KeyRing
 from jumpstart_server.cli import Group
 from jumpstart_server.cli.client import AdminClient
+from jumpstart_server.cli.proof import proof_options, proof_settings, reject, show_proof
 from jumpstart_server.config import environment, paths_of_host
 
 
@@ -61,8 +62,13 @@ def show(file: str, verbose: bool) -> int:
 
 @profile.command()
 @click.argument("file")
-def verify(file: str) -> int:
-    """Tell whole from broken: exit 0 when FILE is whole and signed by a trusted key, 1 otherwise."""
+@proof_options
+def verify(file: str, prove: bool, config_file: str | None, tenant: str | None, **given: Any) -> int:
+    """
+    Tell whole from broken: exit 0 when FILE is whole and signed by a trusted key, 1 otherwise.
+
+    With --prove it must also be of use to the app that is here.
+    """
     try:
         found = _read(file)
         refusals = list(found.refusals)
@@ -84,6 +90,9 @@ def verify(file: str) -> int:
         return 1
     total = sum(section.info.records for section in found.sections.values())
     click.echo(f"{file}: whole, {total} records, signed by {found.signed_by}")
+    if prove:
+        settings = proof_settings(found.manifest, config_file, tenant, given)
+        return int(not show_proof(settings, read_bytes(Path(file)), file).is_proven)
     return 0
 
 
@@ -102,12 +111,24 @@ def diff(old: str, new: str) -> int:
 @profile.command()
 @click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write: NAME.jumpstart.")
 @click.option("--admin", metavar="ADDRESS", help="Admin address; by default the one server of this user.")
-@click.option("--tenant", metavar="NAME", help="Which tenant, where the server has several.")
-def capture(output: str, admin: str | None, tenant: str | None) -> int:
-    """Write what a running server knows now to a signed file."""
+@proof_options
+def capture(
+    output: str, admin: str | None, prove: bool, config_file: str | None, tenant: str | None, **given: Any
+) -> int:
+    """
+    Write what a running server knows now to a signed file. --tenant names one of several.
+
+    With --prove only a profile that is of use is written to FILE; another is kept as FILE.rejected, with the reasons.
+    """
     data = AdminClient.find(admin, paths_of_host(environment())).capture(tenant)
     if not data:
         raise JumpstartError(f"{Reason.ABSENT}: the server sent nothing")
+    if prove:
+        settings = proof_settings(_parse()(data).manifest, config_file, None, given)
+        proof = show_proof(settings, data, output)
+        if not proof.is_proven:
+            reject(Path(output), proof, data)
+            return 1
     write_file(Path(output), data)
     click.echo(f"{output}: {len(data):,} bytes")
     return 0
@@ -133,13 +154,33 @@ def _parse(max_age_s: float | None = None) -> Callable[[bytes], Profile]:
 @click.argument("store")
 @click.option("--name", metavar="NAME", help="The app's name, where it is served with --name; by default its target.")
 @click.option("--build-id", metavar="ID", help="Its build; by default what the profile says.")
-def publish(file: str, store: str, name: str | None, build_id: str | None) -> int:
-    """Put FILE into STORE, a folder or a URL, when it is whole and signed by a trusted key."""
+@proof_options
+def publish(
+    file: str,
+    store: str,
+    name: str | None,
+    build_id: str | None,
+    prove: bool,
+    config_file: str | None,
+    tenant: str | None,
+    **given: Any,
+) -> int:
+    """
+    Put FILE into STORE, a folder or a URL, when it is whole and signed by a trusted key.
+
+    With --prove only one that is of use to the app that is here; of another FILE.rejected.txt says why it is none.
+    """
     data = read_bytes(Path(file))
     found = _parse()(data)
     if found.refusals:
         raise ProfileRefusedError(found.refusals[0].reason, f"{file}: {found.refusals[0]}")
     manifest = found.manifest
+    if prove:
+        settings = proof_settings(manifest, config_file, tenant, given)
+        proof = show_proof(settings, data, file)
+        if not proof.is_proven:
+            reject(Path(file), proof)
+            return 1
     app = name or full_target(manifest.app.target)
     place = Place.of(app, manifest.tenant, build_id or build_of(manifest.app), manifest.id)
     open_store(store).publish(place, data)
@@ -186,6 +227,7 @@ def list_(store: str, app: str | None, tenant: str | None, as_json: bool) -> int
         try:
             _, found = opened.read(entry.place, _parse())
             row.update(created=found.manifest.created, coverage=found.manifest.seeding.warm_coverage)
+            row.update(proven=found.manifest.validation is not None)
             if found.refusals:
                 row["problem"] = str(found.refusals[0])
         except ProfileRefusedError as error:
@@ -205,6 +247,7 @@ def _describe_row(row: dict[str, Any], now: datetime) -> str:
         coverage = row["coverage"]
         parts.append(f"{(now - row['created']).total_seconds() / 3600:.1f} h old")
         parts.append("coverage not measured" if coverage is None else f"coverage {coverage:.0%}")
+        parts += ["proven"] if row["proven"] else []
     parts.append(f"{row['healthy']} healthy, {row['crashed']} crashed{' (not chosen)' if row['outvoted'] else ''}")
     return f"{row['path']}: {' · '.join(parts)}"
 
@@ -260,12 +303,10 @@ def prune(store: str, keep: int, builds: int, app: str | None, tenant: str | Non
             else:
                 click.echo(f"left alone: {entry.place.path}: {error}", err=True)
     removed += choose_removals(valid, keep, builds)
-    for place in removed:
-        if not dry_run:
-            opened.remove(place, listing)
-        click.echo(f"{'would remove' if dry_run else 'removed'} {place.path}")
     if not dry_run:
-        opened.backend.tidy()
+        opened.prune(removed, listing)
+    for place in removed:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {place.path}")
     return 0
 
 

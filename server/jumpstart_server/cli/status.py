@@ -59,6 +59,7 @@ def _describe_tenant(document: dict[str, Any]) -> Iterator[str]:
         yield f"last roll, to generation {roll['generation']}: {roll['outcome']}{why}"
     yield from _refusals(document)
     yield from _boot_ledger(document["boot_ledger"])
+    yield from _seeding(document["seeding"])
     method = document["start_method"]
     reasons = f" because {'; '.join(document['start_reasons'])}" if document["start_reasons"] else ""
     yield f"workers by {method or '…'}{reasons}, generation {document['generation']}, replaced {document['restarts']}"
@@ -69,12 +70,14 @@ def _describe_tenant(document: dict[str, Any]) -> Iterator[str]:
         refused = "".join(f", {count} refused ({reason})" for reason, count in sorted(worker["refused"].items()))
         load = f"{threads}{waiting}{', overloaded' if worker['overloaded'] else ''}{refused}"
         yield f"  worker {worker['slot']} pid {worker['pid']} {worker['state']}, {load}{old}"
+        yield from _live(worker["live"])
     coverage = document["warm_coverage"]
     shown = "" if coverage is None else f", {coverage:.1%} of them warm"
     yield (
         f"real requests since: {document['requests']}, errors {document['errors']}, "
         f"cold events {document['cold_events']}{shown}"
     )
+    yield from _shadow(document["shadow"])
     routes = sorted(document["routes"].items(), key=lambda item: -item[1]["requests"])
     for route, stats in routes[:ROUTES_SHOWN]:
         mean_ms = 1000 * stats["latency_sum_s"] / max(1, stats["requests"])
@@ -123,6 +126,41 @@ def _boot_ledger(document: dict[str, Any] | None) -> Iterator[str]:
         yield f"boot ledger: {document['failures']} boots with a profile have died, one after the other"
     for profile in document["not_loaded"]:
         yield f"boot ledger: profile {profile[:12]} is not loaded here, a process that loaded it died"
+
+
+def _seeding(document: dict[str, Any] | None) -> Iterator[str]:
+    if document is None:
+        return
+    if document["state"] == "proving":
+        yield f"seeding: a profile for {document['store']} is being proven"
+    elif not document["last"]:
+        yield f"seeding: waits for enough real requests and time, then publishes in {document['store']}"
+    if document["last"]:
+        what = f"{document['last']} {document['place']}".rstrip()
+        yield f"seeding: {what} at {document['last_at']}: {' · '.join(document['lines'])}"
+
+
+def _shadow(document: dict[str, Any]) -> Iterator[str]:
+    sent = sum(document["sent"].values())
+    if not sent and not document["dropped"]:
+        return
+    dropped = "".join(f", {count} dropped ({reason})" for reason, count in sorted(document["dropped"].items()))
+    waiting = f", {document['waiting']} waiting" if document["waiting"] else ""
+    yield (
+        f"shadow requests: {sent} sent, {document['done']} done, {document['failed']} of them failed, "
+        f"{document['cold_requests']} of them cold{waiting}{dropped}"
+    )
+    for each in document["effects"][:10]:
+        yield f"  refused {each['count']} ×: {each['route']}: {each['effect']} {each['what']}"
+
+
+def _live(infos: list[dict[str, Any]]) -> Iterator[str]:
+    """Real-time values that are not as they should be; those that are need no line per worker."""
+    for info in infos:
+        if info["is_stale"]:
+            age = "never fetched" if info["age_s"] is None else f"{info['age_s']:.0f} s old"
+            error = f": {info['error']}" if info["error"] else ""
+            yield f"    {info['kind']} {info['name']} is stale, {age}, from {info['origin']}{error}"
 
 
 def _refusals(document: dict[str, Any]) -> Iterator[str]:

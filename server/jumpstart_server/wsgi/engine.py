@@ -154,3 +154,7 @@ class WSGIEngine:
     def in_flight(self) -> int:
         """As of `Engine`."""
         return self._server.stats().busy
+
+    def has_room(self) -> bool:
+        """As of `Engine`."""
+        return self._server.has_room()

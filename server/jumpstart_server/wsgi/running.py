@@ -18,6 +18,7 @@ from jumpstart_server.wsgi.pool import PoolThread
 from jumpstart_server.wsgi.table import SECOND_LOOK, Setup
 from jumpstart_server.wsgi.timers import NEVER
 from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_KEY
+from jumpstart_warmup.sampling import MAX_BODY
 
 RESTING = State.RESTING  # to look for a member of an enumeration costs more than a call
 
@@ -135,9 +136,24 @@ class Runner(Answers):
             evidence=MARKER_KEY not in environ,
             rule=exchange.rule,
             cpu_s=cpu_s,
+            body=self._body_to_keep(exchange) if head.has_body else b"",
         )
         if self._access is not None:
             self._write_line(self._access, exchange, environ, ended)
+
+    def _body_to_keep(self, exchange: Exchange) -> bytes | None:
+        """The body of a request that may be repeated, if it is short; None if it is not at hand."""
+        lookout, connection = self._observer.lookout, exchange.connection
+        if lookout is None or exchange.head.method not in lookout.methods or exchange.timed_out:
+            return None
+        if connection.body is None or connection.length > MAX_BODY:
+            return None
+        try:
+            connection.body.seek(0)
+            body: bytes = connection.body.read()
+            return body
+        except (OSError, ValueError):  # the app has closed it
+            return None
 
     def _write_line(self, access: AccessLog, exchange: Exchange, environ: Environ, ended: float) -> None:
         head = exchange.head

@@ -313,6 +313,11 @@ class WSGIServer(Reader):
             refused=self.refusals.counts.copy(),
         )
 
+    def has_room(self) -> bool:
+        """Whether a handler could begin at once, and none waits."""
+        most, busy = self._most, self.pool.stats().busy
+        return busy < self.pool.size and not self._queue.size and (most is None or busy < most)
+
     def note_lag(self, now: float, lag_s: float) -> None:
         """Set the switch interval by how long the keeper waited for the GIL."""
         steps = self.steps

@@ -1,0 +1,81 @@
+"""``--prove``, wherever a profile is made or shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from jumpstart.errors import ConfigError, JumpstartError
+from jumpstart.profile import Manifest
+from jumpstart_server.cli import set_up_logging_of, settings_of, settings_options
+from jumpstart_server.settings import Settings, declared_options
+
+if TYPE_CHECKING:
+    from jumpstart_server.proving import Proof
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROVE = "Before it is kept: a fresh process boots from it alone, and must answer like the seeder and be warm."
+REJECTED = ".rejected"
+REASON = ".txt"
+_OF_A_PROOF = ("prove_coverage", "prove_used", "prove_requests", "prove_routes", "max_age", "trust")
+
+
+def proof_options(command: F) -> F:
+    """Add ``--prove`` and what it needs to a command that takes a file: the app, and the gates."""
+    kept = ("app_dir", "factory", "env_file", *_OF_A_PROOF)
+    but = [option.key for option in declared_options() if option.key not in kept]
+    command = settings_options("app", "profile", but=but)(command)
+    return click.option("--prove", is_flag=True, help=PROVE + " Exits 1 where it does not.")(command)
+
+
+def proof_settings(manifest: Manifest, config_file: str | None, tenant: str | None, given: dict[str, Any]) -> Settings:
+    """The settings of a proof; of the profile's own tenant, where the configuration has several and none is named."""
+    target = manifest.app.target
+    try:
+        settings = settings_of(target, config_file, tenant, given)
+    except ConfigError:
+        if tenant is not None:
+            raise
+        settings = settings_of(target, config_file, manifest.tenant, given)
+    set_up_logging_of(settings)
+    return settings
+
+
+def show_proof(settings: Settings, data: bytes, name: str) -> Proof:
+    """
+    Prove *data* and print the figures, and what is wrong.
+
+    Raises:
+        JumpstartError: the app does not boot without the profile either.
+    """
+    from jumpstart_server.proving import prove  # brings the server, which other commands can do without
+
+    proof = prove(settings, data)
+    for line in proof.describe():
+        click.echo(f"{name}: {line}", err=not proof.is_proven)
+    return proof
+
+
+def reject(path: Path, proof: Proof, data: bytes | None = None) -> None:
+    """
+    Keep a profile that is not proven for inspection: *data*, where given, as NAME.rejected, the reasons beside it.
+
+    Raises:
+        JumpstartError: they cannot be written.
+    """
+    from jumpstart.profile import write_file
+
+    kept = path
+    if data is not None:
+        kept = path.with_name(path.name + REJECTED)
+        write_file(kept, data)
+    reasons = kept.with_name(kept.name + REASON) if data is not None else path.with_name(path.name + REJECTED + REASON)
+    try:
+        reasons.write_text("".join(f"{line}\n" for line in proof.describe()))
+    except OSError as error:
+        raise JumpstartError(f"cannot write {reasons}: {error.strerror}") from error
+    click.echo(f"{kept} is kept for inspection, {reasons} says why it is not proven", err=True)

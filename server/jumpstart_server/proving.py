@@ -1,0 +1,402 @@
+"""
+The proof of a profile: before it is shipped, a fresh consumer shows that it does what it is for.
+
+    consume   a process boots the app, from the profile alone or from nothing, and is asked the golden requests
+    judge     what these consumers did, against the gates: pure
+    prove     some of both, by turns, since a machine that is busy just now would favour whoever comes later
+
+Consumers have no warm-start cache, no ledger and no store; of the host they see the keys. Golden requests are GET and
+HEAD requests that real traffic made (`jumpstart_warmup/golden.py`), sent as warm-up requests are, with the same marks.
+
+What a profile must show:
+
+- ``drained``: its seeder has seen enough requests and routes;
+- ``boot-failed``: the app boots with it;
+- ``few-used``: enough of its records are used;
+- ``answers-differ``: every golden request is answered with the status and shape that the seeder wrote down. One that a
+  cold boot answers otherwise, too, and like the consumer, tells of the app and not of the profile: it is set aside;
+- ``no-golden``: at least half of them could be compared, and there is one;
+- ``low-coverage``: enough of them, by their traffic, ran without a cold event;
+- ``no-gain``: fewer cold events than in a cold boot, and a first request that takes no longer, within a tolerance that
+  a busy machine needs; or the same number of them, and a first request that is clearly faster.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from jumpstart import files
+from jumpstart.errors import AppLoadError, ConfigError, JumpstartError, ProfileRefusedError
+from jumpstart.profile import Golden, Profile, Seeding, Validation
+from jumpstart.records import Reason
+from jumpstart.report import BootReport
+from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Proved, Start, encode
+from jumpstart_server.profiles import read_as_boot
+from jumpstart_server.settings import ProfileSettings, Settings
+from jumpstart_server.spawn import start_interpreter
+from jumpstart_warmup.corpus import WarmRequest
+from jumpstart_warmup.golden import golden_requests
+from jumpstart_warmup.shapes import Answer
+
+logger = logging.getLogger(__name__)
+
+ROUNDS = 2  # cold and warm boots, at least
+MOST_ROUNDS = 4  # while the figures are too near to tell a gain
+TOLERANCE = 1.25  # times the cold boot's latency that is no worse, on a machine that does other things too …
+TOLERANCE_S = 0.002  # … and as many seconds more
+CLEAR_GAIN = 0.9  # times the cold boot's latency that is faster beyond doubt
+GOLDEN_LEFT = 0.5  # share of the golden requests that must be left to compare
+ANSWER_LIMIT = 30.0  # seconds for the golden requests of one consumer, which ends them by itself before that
+BOOT_LIMIT = 120.0  # seconds for a consumer, where ``--startup-timeout`` sets none
+
+
+class Fault(enum.StrEnum):
+    """Why a profile is not proven. The values are an API: logs, metrics and `status` show them."""
+
+    REFUSED = "refused"  # the file itself may not be used; the detail has the reason code
+    DRAINED = "drained"
+    BOOT_FAILED = "boot-failed"
+    FEW_USED = "few-used"
+    NO_GOLDEN = "no-golden"
+    ANSWERS_DIFFER = "answers-differ"
+    LOW_COVERAGE = "low-coverage"
+    NO_GAIN = "no-gain"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A fault and its words."""
+
+    fault: Fault
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.fault} ({self.detail})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gates:
+    """
+    What a profile must reach.
+
+    Attributes:
+        coverage: share of the golden requests, by their traffic, without a cold event.
+        used: share of the records that are used.
+        requests, routes: that the seeder has seen; of an off-line build, whose requests were chosen, one will do.
+    """
+
+    coverage: float = 0.8
+    used: float = 0.5
+    requests: int = 100
+    routes: int = 1
+
+    @classmethod
+    def of(cls, settings: ProfileSettings) -> Gates:
+        return cls(
+            coverage=settings.prove_coverage,
+            used=settings.prove_used,
+            requests=settings.prove_requests,
+            routes=settings.prove_routes,
+        )
+
+
+class Consumed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one consumer did."""
+
+    report: BootReport
+    answers: list[Answer]
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The verdict.
+
+    Attributes:
+        validation: the figures; None where no consumer was asked.
+        faults: why it is not proven; empty when it is.
+        notes: what a person may want to know beside.
+    """
+
+    validation: Validation | None = None
+    faults: list[Found] = []
+    notes: list[str] = []
+
+    @property
+    def is_proven(self) -> bool:
+        return not self.faults
+
+    def describe(self) -> list[str]:
+        """As lines for a person."""
+        lines = [f"not proven: {found}" for found in self.faults]
+        if self.validation is not None:
+            lines.append(describe_validation(self.validation))
+        return [*lines, *self.notes]
+
+
+def describe_validation(figures: Validation) -> str:
+    """The figures in one line."""
+    used = "" if figures.used is None else f", {figures.used:.0%} of the records used"
+    return (
+        f"{figures.matched} of {figures.golden} golden requests answered alike, warm coverage "
+        f"{figures.warm_coverage:.0%}{used}; first request {figures.first_request_s * 1000:.1f} ms with "
+        f"{figures.cold_events} cold events, cold boot {figures.cold_first_request_s * 1000:.1f} ms with "
+        f"{figures.cold_boot_events}"
+    )
+
+
+# -- decisions --
+
+
+def judge_yield(seeding: Seeding, gates: Gates) -> list[Found]:
+    """Whether the seeder has seen enough. Pure."""
+    # Without real requests there is no coverage: it was built off line.
+    requests = min(1, gates.requests) if seeding.warm_coverage is None else gates.requests
+    if seeding.requests >= requests and seeding.routes >= gates.routes:
+        return []
+    detail = (
+        f"its seeder saw {seeding.requests} requests of {seeding.routes} routes; {requests} of {gates.routes} asked"
+    )
+    return [Found(Fault.DRAINED, detail)]
+
+
+def judge(golden: Sequence[Golden], cold: Sequence[Consumed], warm: Sequence[Consumed], gates: Gates) -> Proof:
+    """
+    Judge by what *cold* and *warm* consumers did, at least one of each. Pure.
+
+    Each request's latency is the best of its first times in each of them; cold events count where they were fewest.
+    """
+    expected = {each.request: (each.status, each.shape) for each in golden}
+    matched, aside, differing = _compare(expected, cold, warm)
+    faults: list[Found] = []
+    used = _used(warm)
+    if used < gates.used:
+        faults.append(Found(Fault.FEW_USED, f"{used:.0%} of its records are used, {gates.used:.0%} are asked"))
+    if differing:
+        shown = "; ".join(differing[:3]) + (" …" if len(differing) > 3 else "")
+        faults.append(Found(Fault.ANSWERS_DIFFER, f"{len(differing)} of {len(expected)} golden requests: {shown}"))
+    elif len(matched) < max(1, len(expected) * GOLDEN_LEFT):
+        detail = f"{len(matched)} of {len(expected)} golden requests can be compared"
+        faults.append(Found(Fault.NO_GOLDEN, detail if expected else "there is no safe request to compare answers by"))
+    names = matched or list(expected)
+    coverage = _coverage(names, warm)
+    if names and coverage < gates.coverage:
+        detail = f"{coverage:.0%} of the golden requests ran without cold work, {gates.coverage:.0%} are asked"
+        faults.append(Found(Fault.LOW_COVERAGE, detail))
+    validation = Validation(
+        golden=len(expected),
+        matched=len(matched),
+        warm_coverage=coverage,
+        used=used,
+        first_request_s=_latency(names, warm),
+        cold_first_request_s=_latency(names, cold),
+        cold_events=_cold_events(names, warm),
+        cold_boot_events=_cold_events(names, cold),
+    )
+    if names and (found := judge_gain(validation)) is not None:
+        faults.append(found)
+    notes = [f"answered otherwise now, with and without the profile, and set aside: {name}" for name in aside]
+    return Proof(validation=validation, faults=faults, notes=notes)
+
+
+def judge_gain(figures: Validation) -> Found | None:
+    """Whether the first requests are better off with the profile. Pure."""
+    warm, cold = figures.first_request_s, figures.cold_first_request_s
+    words = f"first request {warm * 1000:.1f} ms, of a cold boot {cold * 1000:.1f} ms"
+    if figures.cold_events > figures.cold_boot_events:
+        return Found(Fault.NO_GAIN, f"{figures.cold_events} cold events, a cold boot has {figures.cold_boot_events}")
+    if figures.cold_events < figures.cold_boot_events:
+        return None if warm <= cold * TOLERANCE + TOLERANCE_S else Found(Fault.NO_GAIN, words)
+    if warm < cold * CLEAR_GAIN:
+        return None
+    return Found(Fault.NO_GAIN, f"{words}, each with {figures.cold_events} cold events")
+
+
+def _compare(
+    expected: dict[str, tuple[int, str]], cold: Sequence[Consumed], warm: Sequence[Consumed]
+) -> tuple[list[str], list[str], list[str]]:
+    """Names of what was answered alike, of what is set aside, and in words of what differs."""
+    matched, aside, differing = [], [], []
+    for name, golden in expected.items():
+        with_it, without = _answers(name, warm), _answers(name, cold)
+        if with_it == {golden}:
+            # The seeder may have been wrong for long: what it holds of a value, say, and ships.
+            if len(without) == 1 and golden not in without and (0, "") not in without:
+                differing.append(f"{name} is answered otherwise by a cold boot ({_status(without)})")
+            else:
+                matched.append(name)
+        elif (0, "") not in with_it and with_it <= without:
+            aside.append(name)
+        else:
+            differing.append(f"{name} was {golden[0]}, is {_status(with_it)}")
+    return matched, aside, differing
+
+
+def _answers(name: str, consumers: Sequence[Consumed]) -> set[tuple[int, str]]:
+    found = {(each.status, each.shape) for consumer in consumers for each in consumer.answers if each.name == name}
+    return found or {(0, "")}
+
+
+def _status(answers: set[tuple[int, str]]) -> str:
+    return " or ".join(str(status) if shape else "no whole answer" for status, shape in sorted(answers))
+
+
+def _used(warm: Sequence[Consumed]) -> float:
+    """Of the consumer that did worst; what is valid and not needed (bytecode beside ``__pycache__``) does not count."""
+    shares = []
+    for each in warm:
+        needed = each.report.offered - each.report.dropped_reasons.get(Reason.NOT_APPLICABLE, 0)
+        shares.append(each.report.used / needed if needed > 0 else 0.0)
+    return min(shares)
+
+
+def _first(name: str, consumer: Consumed) -> Answer | None:
+    return next((each for each in consumer.answers if each.name == name), None)
+
+
+def _coverage(names: Sequence[str], warm: Sequence[Consumed]) -> float:
+    total = covered = 0
+    for name in names:
+        found = [answer for each in warm if (answer := _first(name, each)) is not None]
+        weight = max(1, *(answer.weight for answer in found)) if found else 1
+        total += weight
+        covered += weight if found and min(answer.cold_events for answer in found) == 0 else 0
+    return covered / total if total else 0.0
+
+
+def _latency(names: Sequence[str], consumers: Sequence[Consumed]) -> float:
+    best = [min((a.elapsed_s for each in consumers if (a := _first(name, each))), default=math.nan) for name in names]
+    known = [each for each in best if not math.isnan(each)]
+    return round(sum(known) / len(known), 6) if known else 0.0
+
+
+def _cold_events(names: Sequence[str], consumers: Sequence[Consumed]) -> int:
+    return sum(min((a.cold_events for each in consumers if (a := _first(name, each))), default=0) for name in names)
+
+
+# -- what happens --
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What consumers are asked, and what they should answer, where the profile says so."""
+
+    requests: list[WarmRequest]
+    golden: list[Golden] = field(default_factory=list)
+
+
+def prove(settings: Settings, data: bytes, *, consume: Callable[..., Consumed] | None = None) -> Proof:
+    """
+    Prove the profile of bytes *data* with the app of *settings*, by the gates that these name.
+
+    Args:
+        consume: how a consumer is run, for tests.
+
+    Raises:
+        ConfigError, AppLoadError, JumpstartError: the app cannot be booted, with or without the profile.
+    """
+    consume = consume or run_consumer
+    gates = Gates.of(settings.profile)
+    try:
+        profile = read_as_boot(settings, data)
+    except ProfileRefusedError as error:
+        return Proof(faults=[Found(Fault.REFUSED, str(error))])
+    if faults := judge_yield(profile.manifest.seeding, gates):
+        return Proof(faults=faults)
+    plan = _plan_of(profile)
+    if not plan.requests:
+        return Proof(faults=[Found(Fault.NO_GOLDEN, "there is no safe request to compare answers by")])
+    with files.temporary_folder() as folder:
+        path = folder / "proof.jumpstart"
+        path.write_bytes(data)
+        cold: list[Consumed] = []
+        warm: list[Consumed] = []
+        proof = Proof()
+        while len(warm) < MOST_ROUNDS:
+            cold.append(consume(alone(settings, folder), plan.requests))
+            try:
+                warm.append(consume(alone(settings, folder, path), plan.requests))
+            except JumpstartError as error:
+                text = str(error).strip().splitlines()
+                return Proof(faults=[Found(Fault.BOOT_FAILED, text[-1] if text else "it died")])
+            golden = plan.golden or _golden_of(cold)
+            proof = judge(golden, cold, warm, gates)
+            if len(warm) >= ROUNDS and {found.fault for found in proof.faults} != {Fault.NO_GAIN}:
+                break
+        return proof
+
+
+def _plan_of(profile: Profile) -> _Plan:
+    """Its golden requests, or, where it names none, those that may be."""
+    try:
+        corpus = profile.records("corpus")[0] if "corpus" in profile.sections else []
+    except ProfileRefusedError:
+        corpus = []
+    requests = {request.name: request for request in golden_requests(corpus)}
+    golden = [each for each in profile.manifest.golden if each.request in requests]
+    if golden:
+        return _Plan([requests[each.request] for each in golden], golden)
+    return _Plan(list(requests.values()))
+
+
+def _golden_of(cold: Sequence[Consumed]) -> list[Golden]:
+    """Of a profile that names none: what a cold boot answers."""
+    return [
+        Golden(request=each.name, status=each.status, shape=each.shape)
+        for each in cold[0].answers
+        if each.shape and each.status < 400 and len(_answers(each.name, cold)) == 1
+    ]
+
+
+def alone(settings: Settings, folder: Path, profile: Path | None = None) -> Settings:
+    """*settings* for a consumer that boots from *profile*, or from nothing, and knows nothing else of this host."""
+    replace = msgspec.structs.replace
+    return replace(
+        settings,
+        tenant=replace(settings.tenant, profile=str(profile or ""), warmup="", access_logfile=""),
+        profile=replace(settings.profile, warm_start=False, require_warm=False),
+        home_cache=str(folder),
+        home_state=str(folder),
+    )
+
+
+def run_consumer(settings: Settings, requests: list[WarmRequest]) -> Consumed:
+    """
+    Boot a consumer in a process of its own and ask it the golden *requests*.
+
+    Raises:
+        ConfigError, AppLoadError: the app cannot be loaded or started.
+        JumpstartError: the process died.
+    """
+    start = Start(
+        role="prover",
+        settings=settings,
+        started=time.monotonic(),
+        supervisor_pid=os.getpid(),
+        golden=requests,
+        cold=not settings.tenant.profile,
+    )
+    consumer = start_interpreter(settings.target)
+    try:
+        consumer.tell(encode(start), [])
+        limit = settings.tenant.startup_timeout or BOOT_LIMIT
+        consumer.control.settimeout(limit + settings.tenant.warmup_budget + ANSWER_LIMIT)
+        channel = BlockingChannel(consumer.control)
+        while True:
+            message = channel.receive()
+            if isinstance(message, Proved):
+                return Consumed(report=message.report, answers=message.answers)
+            if isinstance(message, BootFailed):
+                kind = {2: ConfigError, 3: AppLoadError}.get(message.exit_code, JumpstartError)
+                raise kind(message.text)
+    except (OSError, ChannelClosedError) as error:
+        raise AppLoadError(f"a consumer died before it had answered ({error})") from None
+    finally:
+        consumer.end()

@@ -1,0 +1,248 @@
+"""Shadow requests between the workers of a server: who pays for a flag that flips, and who never notices."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.server import Serve, Server, free_port, in_parallel, wait_until, write_app
+
+pytestmark = pytest.mark.slow
+
+# Behind the flag: a module, a template and a cached value that nothing has touched before.
+APP = """
+    import asyncio, os, pathlib, time
+
+    import jinja2
+    import jumpstart
+
+    HERE = pathlib.Path(os.environ["PLAYGROUND"])
+    pages = jinja2.Environment(loader=jinja2.DictLoader({"old.html": "old", "new.html": "new {{ price }}"}))
+
+    @jumpstart.cached(ttl=300)
+    def price(region):
+        return {"here": 7}[region]
+
+    def page(path, query, name):
+        if not jumpstart.is_warmup():
+            with open(HERE / f"visits-{name}", "a") as visits:
+                visits.write(f"{path}?{query}\\n")
+        if path == "/same":
+            return pages.get_template("old.html").render() + query
+        if path == "/gated":
+            (HERE / "started").touch()
+            while not (HERE / "gate").exists():
+                time.sleep(0.01)
+        if not (HERE / "flag").exists():
+            return f"{os.getpid()} {pages.get_template('old.html').render()}"
+        import novelty
+        return f"{os.getpid()} {pages.get_template('new.html').render(price=novelty.tax(price('here')))}"
+
+    def search(words):
+        jumpstart.cold_event("search", words.decode())
+
+    def wsgi(name):
+        def app(environ, start_response):
+            if environ["REQUEST_METHOD"] == "POST":
+                search(environ["wsgi.input"].read())
+            text = page(environ["PATH_INFO"], environ["QUERY_STRING"], name).encode()
+            time.sleep(0.05)
+            start_response("200 OK", [("Content-Length", str(len(text)))])
+            return [text]
+        return app
+
+    def asgi(name):
+        async def app(scope, receive, send):
+            if scope["type"] != "http":
+                raise RuntimeError("no lifespan")
+            if scope["method"] == "POST":
+                search((await receive())["body"])
+            text = page(scope["path"], scope["query_string"].decode(), name).encode()
+            await asyncio.sleep(0.05)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": text})
+        return app
+
+    wsgi_on, wsgi_off, narrow = wsgi("wsgi_on"), wsgi("wsgi_off"), wsgi("narrow")
+    asgi_on, asgi_off = asgi("asgi_on"), asgi("asgi_off")
+"""
+
+# Once per worker, whoever has it imported.
+NOVELTY = """
+import colorsys
+import jumpstart
+
+jumpstart.cold_event("novelty", "imported")
+
+def tax(price):
+    return price + 1
+"""
+
+ON = 'shadow_routes = ["POST /search"]\nshadow_rate = 6000\nshadow_cpu = 1.0\nworkers = 4\nthreads = 2\n'
+OFF = "shadow_cold = false\nworkers = 4\nthreads = 2\n"
+NARROW = "threads = 1\nworkers = 2\n"
+TENANTS = {"wsgi_on": ON, "wsgi_off": OFF, "asgi_on": ON, "asgi_off": OFF, "narrow": NARROW}
+
+
+def ask(port: int, path: str = "/page") -> str:
+    return raw(port, path).rpartition(b"\r\n")[2].decode()
+
+
+def pids_of(port: int, count: int) -> set[str]:
+    """Ask until *count* workers have answered."""
+    seen: set[str] = set()
+
+    def ask_all() -> bool:
+        seen.update(text.split()[0] for text in in_parallel(3 * count, lambda _: ask(port)))
+        return len(seen) >= count
+
+    wait_until(ask_all, 20, "not all workers answer")
+    return seen
+
+
+def raw(port: int, path: str, body: bytes = b"") -> bytes:
+    """A response as it comes, but for the time."""
+    with socket.create_connection(("127.0.0.1", port), 15) as sock:
+        method, length = ("POST", f"Content-Length: {len(body)}\r\n") if body else ("GET", "")
+        sock.sendall(f"{method} {path} HTTP/1.0\r\nHost: here\r\n{length}\r\n".encode() + body)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    return b"\r\n".join(line for line in answer.split(b"\r\n") if not line.lower().startswith(b"date:"))
+
+
+def test_a_flag_that_flips_is_paid_for_once(serve: Serve, tmp_path: Path, home: Path) -> None:
+    """Without shadow requests once per worker; and real requests are answered the same with them and without."""
+    current = home.parent / (home.name + "-cwd")
+    current.mkdir()
+    ports = {name: free_port() for name in TENANTS}
+    (current / "jumpstart.toml").write_text(
+        "".join(
+            f'[tenants.{name}]\ntarget = "flagged:{name}"\nport = {ports[name]}\n{more}'
+            for name, more in TENANTS.items()
+        )
+    )
+    folder = write_app(tmp_path / "app", "flagged", APP)
+    (folder / "novelty.py").write_text(NOVELTY)
+    playground = tmp_path / "playground"
+    playground.mkdir()
+    with serve("", app_dir=folder, address=(), env={"PLAYGROUND": str(playground)}) as server:
+        wait_until(lambda: server.admin("/readyz").text.count("workers ready") == len(TENANTS), 30)
+
+        def shadow(name: str) -> dict[str, Any]:
+            found: dict[str, Any] = server.status(tenant=name)["shadow"]
+            return found
+
+        def cold(name: str) -> int:
+            return int(server.status(tenant=name)["routes"]["GET /page"]["cold_requests"])
+
+        def wait_until_quiet(name: str) -> None:
+            wait_until(lambda: _is_quiet(shadow(name)), 20, f"{name}: {shadow(name)}")
+
+        def have_met_it(name: str) -> bool:
+            return bool(shadow(name)["cold_events"].get("novelty") == 3)
+
+        def are_counted_apart(name: str) -> bool:
+            status = server.status(tenant=name)
+            return bool(status["warmup_routes"]["GET /page"]["requests"] == status["shadow"]["done"])
+
+        def have_read_the_body(name: str) -> bool:
+            return int(shadow(name)["cold_events"].get("search", 0)) >= 3
+
+        # Warm with the flag off: each worker, whoever had met it first.
+        before = {}
+        for name in ("wsgi_on", "wsgi_off", "asgi_on", "asgi_off"):
+            pids_of(ports[name], 4)
+            wait_until_quiet(name)
+            before[name] = cold(name)
+        assert min(cold("wsgi_off"), cold("asgi_off")) >= 4
+
+        _nothing_runs_without_an_idle_slot(server, ports["narrow"], playground, lambda: shadow("narrow"))
+
+        for name in ("wsgi_on", "asgi_on"):
+            assert " new 8" in ask(ports[name])
+            wait_until(partial(have_met_it, name), 20, "the others do not meet it")
+            assert all(" new 8" in ask(ports[name]) for _ in pids_of(ports[name], 4))
+            assert cold(name) - before[name] == 1
+            wait_until_quiet(name)
+            assert shadow(name)["failed"] == 0
+            assert shadow(name)["cold_events"]["import"] >= 3
+            # Nothing of it is taken for traffic.
+            status = server.status(tenant=name)
+            visits = (playground / f"visits-{name}").read_text().splitlines()
+            assert status["requests"] == len(visits)
+            wait_until(partial(are_counted_apart, name), 20)
+        for name in ("wsgi_off", "asgi_off"):
+            pids_of(ports[name], 4)
+            assert cold(name) - before[name] >= 4  # more where two came at once
+            assert shadow(name)["sent"] == {"cold": 0, "random": 0}
+
+        for interface in ("wsgi", "asgi"):
+            pairs = [
+                [raw(ports[f"{interface}_{side}"], f"/same?number={number}") for side in ("on", "off")]
+                for number in range(5)
+            ]
+            assert all(on == off and b"old" in on for on, off in pairs), pairs
+            for side in ("on", "off"):
+                visits = (playground / f"visits-{interface}_{side}").read_text().splitlines()
+                assert [line for line in visits if "same" in line] == [f"/same?number={number}" for number in range(5)]
+
+        # A listed route with its body, which the siblings have to have read to meet what it names.
+        for name in ("wsgi_on", "asgi_on"):
+            raw(ports[name], "/search", b"lamps")
+            wait_until(partial(have_read_the_body, name), 20)
+            raw(ports[name], "/unlisted", b"lamps")
+            wait_until_quiet(name)
+            routes = server.status(tenant=name)["warmup_routes"]
+            assert routes["POST /search"]["cold_names"] == ["search lamps"]
+            assert "POST /unlisted" not in routes
+
+        # A new worker has met it all before it is ready.
+        had = cold("wsgi_on")
+        server.process.send_signal(signal.SIGTTIN)
+        states = ["serving"] * 5
+        wait_until(lambda: [each["state"] for each in server.status(tenant="wsgi_on")["workers"]] == states, 30)
+        pids_of(ports["wsgi_on"], 5)
+        assert cold("wsgi_on") == had
+
+        families = {each.name: each for each in text_string_to_metric_families(server.admin("/metrics").text)}
+        sent = {
+            sample.labels["lane"]: sample.value
+            for sample in families["jumpstart_shadow_requests_sent"].samples
+            if sample.labels["tenant"] == "asgi_on"
+        }
+        assert sent["cold"] >= 3
+        assert sent["random"] == 0
+
+
+_NOT_SENT = ("known", "alone")
+
+
+def _is_quiet(shadow: dict[str, Any]) -> bool:
+    ended = shadow["done"] + sum(count for reason, count in shadow["dropped"].items() if reason not in _NOT_SENT)
+    return not shadow["waiting"] and ended >= sum(shadow["sent"].values())
+
+
+def _nothing_runs_without_an_idle_slot(
+    server: Server, port: int, playground: Path, shadow: Callable[[], dict[str, Any]]
+) -> None:
+    gated = threading.Thread(target=ask, args=(port, "/gated"))
+    gated.start()
+    try:
+        wait_until((playground / "started").exists)
+        (playground / "flag").touch()
+        assert " new 8" in ask(port)  # by the other worker, which has its thread free
+        wait_until(lambda: shadow()["waiting"] == 1, 10)
+        for _ in range(20):
+            ask(port)
+        assert (shadow()["done"], shadow()["waiting"]) == (0, 1)
+    finally:
+        (playground / "gate").touch()
+        gated.join(20)
+    wait_until(lambda: shadow()["done"] >= 1, 20)
