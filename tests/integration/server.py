@@ -128,6 +128,13 @@ def marked_processes(marker: str) -> set[int]:
     return found
 
 
+def working_folder(home: Path) -> Path:
+    """Where the server with that home runs, and looks for its jumpstart.toml; made when it is not there."""
+    folder = home.parent / (home.name + "-cwd")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
     """The environment without what would configure a server, with *home* as the host's state folder."""
     kept = {
@@ -242,7 +249,7 @@ class Server:
         folder = ("--app-dir", str(app_dir)) if app_dir is not None else ()
         self._words = [str(COMMAND), "serve", *([target] if target else []), *folder, *address, *options]
         self._environment = clean_environment(home, **{MARKER: self._marker, **(env or {})})
-        self._cwd = home.parent / (home.name + "-cwd")
+        self._cwd = working_folder(home)
         self._expected: int | None = None
         self.process: subprocess.Popen[bytes]
 
@@ -273,7 +280,6 @@ class Server:
     def start(self) -> None:
         """Start the process; part of ``with``."""
         self.home.mkdir(parents=True, exist_ok=True)
-        self._cwd.mkdir(exist_ok=True)
         with self._log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 self._words,

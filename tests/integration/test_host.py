@@ -36,6 +36,7 @@ from tests.integration.server import (
     is_alive,
     run_command,
     wait_until,
+    working_folder,
     write_app,
 )
 
@@ -223,8 +224,7 @@ def test_sockets_that_systemd_passes_are_served(serve: Serve, shared: Path, tmp_
 
 def test_each_tenant_takes_the_sockets_of_its_name_or_those_it_asks_for(serve: Serve, home: Path) -> None:
     """From the jumpstart.toml of the current folder; no target is given."""
-    current = home.parent / (home.name + "-cwd")
-    current.mkdir()
+    current = working_folder(home)
     (current / "jumpstart.toml").write_text(
         f'[app]\ntarget = "wsgi_app:app"\napp_dir = "{WSGI}"\n[tenants.web]\n[tenants.genai]\nbind = "fd://local"\n'
     )

@@ -12,7 +12,7 @@ from statistics import quantiles
 import httpx
 import pytest
 
-from tests.integration.server import Serve, free_port, wait_until, write_app
+from tests.integration.server import Serve, free_port, wait_until, working_folder, write_app
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +43,7 @@ def ask(port: int) -> tuple[int, float, str]:
 def test_110_a_flood_of_one_tenant_leaves_the_other_as_it_was(serve: Serve, tmp_path: Path, home: Path) -> None:
     """How much slower the other one becomes is measured in the benchmarks; here it must not wait for the flood."""
     folder = write_app(tmp_path / "app", "two", APPS)
-    current = home.parent / (home.name + "-cwd")
-    current.mkdir()
+    current = working_folder(home)
     noisy, quiet = free_port(), free_port()
     (current / "jumpstart.toml").write_text(
         f'[tenants.noisy]\ntarget = "two:slow"\nport = {noisy}\nthreads = {THREADS}\nqueue = {THREADS}\n'

@@ -22,6 +22,7 @@ from tests.integration.server import (
     free_port,
     run_command,
     wait_until,
+    working_folder,
     write_app,
 )
 
@@ -197,8 +198,7 @@ def test_of_two_rolls_the_newer_one_wins(serve: Serve, folder: Path) -> None:
 def test_a_roll_reads_the_configuration_anew_and_says_what_cannot_change(
     serve: Serve, folder: Path, home: Path
 ) -> None:
-    current = home.parent / (home.name + "-cwd")
-    current.mkdir()
+    current = working_folder(home)
     file = current / "jumpstart.toml"
     port = free_port()
     head = '[app]\ntarget = "versioned:app"\n[server]\nlog_level = "info"\n'

@@ -26,6 +26,7 @@ from tests.integration.server import (
     in_parallel,
     run_command,
     wait_until,
+    working_folder,
     write_app,
 )
 
@@ -135,7 +136,7 @@ def test_an_app_may_be_called_what_it_likes(serve: Serve, tmp_path: Path, name: 
 
 
 def test_the_current_folder_is_the_app_folder(serve: Serve, home: Path) -> None:
-    current = home.parent / (home.name + "-cwd")
+    current = working_folder(home)
     write_app(current, "server", HELLO)
     write_app(current, "logging", "raise RuntimeError('this is not the logging that you meant')\n")
     with serve("server:app") as server:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.server import Serve, connects, free_port, run_command, wait_until, write_app
+from tests.integration.server import Serve, connects, free_port, run_command, wait_until, working_folder, write_app
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,7 @@ TWO_APPS = """
 @pytest.fixture
 def ports(tmp_path: Path, home: Path) -> tuple[int, int]:
     """The ports of tenants web and chat, whose file lies where the server starts."""
-    current = home.parent / (home.name + "-cwd")
-    current.mkdir()
+    current = working_folder(home)
     web, chat = free_port(), free_port()
     (current / "jumpstart.toml").write_text(
         f'[tenants.web]\ntarget = "two:web"\nport = {web}\nworkers = 2\n'

@@ -160,21 +160,30 @@ def test_a_host_that_comes_up_within_the_budget_is_waited_for(tmp_path: Path, ca
     )
     with late as server:
         wait_until(lambda: server.admin("/livez").status_code == 200)
-        told = tmp_path / "told"
+        told, result = tmp_path / "told", tmp_path / "result"
         command = [str(COMMAND), "warm", address, "--requests", str(calm), "--budget", "30"]
         with (
             told.open("w") as stderr,
+            result.open("w") as stdout,
             subprocess.Popen(
-                command, env=clean_environment(server.home), cwd=server.home, stdout=stderr, stderr=stderr
+                command, env=clean_environment(server.home), cwd=server.home, stdout=stdout, stderr=stderr
             ) as warming,
         ):
             try:
                 wait_until(lambda: "connection refused" in told.read_text(), 20)
                 go.touch()
-                assert warming.wait(40) == 0, told.read_text()
+                assert warming.wait(40) == 0, result.read_text() + told.read_text()
             finally:
                 go.touch()
                 warming.kill()
+
+
+def test_a_budget_that_is_too_short(server: Server, tmp_path: Path) -> None:
+    requests = tmp_path / "warm.toml"
+    requests.write_text('[[request]]\npath = "/chat?n=10&delay_ms=30"\n')
+    done = warm(server, server.url, "--requests", str(requests), "--budget", "0.5")
+    assert done.returncode == 1
+    assert "NOT WARM: the budget of 0.5 s ended before the host was warm" in done.stdout
 
 
 @pytest.mark.parametrize(

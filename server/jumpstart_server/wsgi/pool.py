@@ -238,7 +238,7 @@ class ThreadPool:
         """How long the keeper has not looked although it should, in seconds; without end when it is dead."""
         if self._keeper.ident is None or self._keeper_sleeps:
             return 0.0
-        return self._clock() - self._looked_at if self._keeper.is_alive() else float("inf")
+        return self._clock() - self._looked_at if self._keeper.is_alive() else math.inf
 
     @property
     def is_saturated(self) -> bool:
