@@ -24,7 +24,8 @@ import msgspec
 import pytest
 
 from jumpstart import cached, caches
-from jumpstart.caches import CacheInfo, stable_digest
+from jumpstart.arguments import stable_digest
+from jumpstart.caches import CacheInfo
 from jumpstart.context import RequestContext, request_context
 from jumpstart.recorder import WarmSettings
 from jumpstart.recorders import _entries
@@ -52,7 +53,7 @@ def test_results_are_kept_by_arguments() -> None:
     assert double(1) == double(1) == 2
     assert double(1, by=3, plus=1) == double(1, plus=1, by=3) == 4
     assert calls == [(1, 2), (1, 3)]
-    assert double.cache_info() == CacheInfo(hits=2, misses=2, maxsize=1024, currsize=2)
+    assert double.cache_info() == CacheInfo(hits=2, misses=2, maxsize=1024, currsize=2, computations=2)
     assert double.__wrapped__(1) == 2 and len(calls) == 3
     assert double.__doc__ == "Doubles." and list(inspect.signature(double).parameters) == ["a", "by", "plus"]
     double.cache_clear()
@@ -66,7 +67,7 @@ def test_the_least_recently_used_entry_goes_first() -> None:
 
     for number in (1, 2, 1, 3, 1, 2):
         square(number)
-    assert square.cache_info() == CacheInfo(hits=2, misses=4, maxsize=2, currsize=2)
+    assert square.cache_info() == CacheInfo(hits=2, misses=4, maxsize=2, currsize=2, computations=4)
 
 
 def test_a_value_past_its_ttl_is_computed_anew() -> None:
@@ -149,7 +150,8 @@ def test_one_thread_computes_and_the_others_wait() -> None:
         leave.set()
         assert len({id(future.result(10)) for future in futures}) == 1
     assert len(calls) == 1
-    assert slow.cache_info()[:2] == (7, 1)
+    info = slow.cache_info()
+    assert (info.hits + info.waits, info.misses, info.computations) == (7, 1, 1)
     entered.clear()
     leave.clear()
     with ThreadPoolExecutor(4) as pool:
@@ -226,7 +228,8 @@ def test_many_threads_and_keys_compute_each_once() -> None:
         results = list(pool.map(count, [number % 25 for number in range(1000)]))
     assert results == [number % 25 for number in range(1000)]
     assert counts == dict.fromkeys(range(25), 1)
-    assert count.cache_info()[:2] == (975, 25)
+    info = count.cache_info()
+    assert (info.hits + info.waits, info.misses) == (975, 25)
 
 
 def test_coroutine_functions_compute_once_per_loop_and_survive_cancellation() -> None:
@@ -244,7 +247,7 @@ def test_coroutine_functions_compute_once_per_loop_and_survive_cancellation() ->
 
     async def main() -> None:
         assert await asyncio.gather(*(fetch("a") for _ in range(5))) == ["A"] * 5
-        assert calls == ["a"] and fetch.cache_info()[:2] == (4, 1)
+        assert calls == ["a"] and (fetch.cache_info().waits, fetch.cache_info().misses) == (4, 1)
         first = asyncio.create_task(fetch("b"))
         second = asyncio.create_task(fetch("b"))
         await asyncio.sleep(0)
@@ -278,7 +281,7 @@ def test_digests_of_arguments_are_the_same_in_every_process() -> None:
     arguments = (
         '(({"b", "a", "c"}, frozenset([1, "x"]), {"k": [1, 2.5, None]}, b"\\xff", "\\ud800"), {"z": 1, "a": True})'
     )
-    code = f"from jumpstart.caches import stable_digest; print(stable_digest(*{arguments}))"
+    code = f"from jumpstart.arguments import stable_digest; print(stable_digest(*{arguments}))"
     digests = set()
     for seed in ("1", "2"):
         done = subprocess.run(
@@ -403,6 +406,26 @@ def test_a_value_keeps_its_age_across_processes(start: Callable[..., Any]) -> No
     recorder, shop = start(-5000)  # a wall clock that was set back
     assert restored(recorder, records).used_keys
     assert recorder.capture("host")[0].data["created"].startswith(f"{NOW - timedelta(seconds=5000):%Y-%m-%dT%H:%M}")
+
+
+def test_a_value_that_stands_on_real_time_values_is_computed_anew(start: Callable[..., Any]) -> None:
+    class Flags:
+        name = "flags"
+
+        def version(self, key: str) -> int:
+            return 1
+
+        def subscribe(self, listener: Callable[[frozenset[str]], None]) -> None: ...
+
+    recorder, shop = start()
+    flags = Flags()
+    cache = caches.registered()["cached_shop:prices"]
+    cache.store(("eu",), {"eu": "as configured there"}, 0.0, {(flags, "vat"): 1})
+    [record] = recorder.capture("host")
+    assert "value" not in record.data
+    recorder, shop = start()
+    assert restored(recorder, through_a_file([record])).used_keys == {record.key}
+    assert shop.calls == ["eu"] and shop.prices("eu") == {"eu": True}
 
 
 def test_records_that_do_not_apply_are_dropped(start: Callable[..., Any]) -> None:
