@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from jumpstart.lineage import Lineage
 from jumpstart.profile import Golden
+from jumpstart_server.learning import Learning
 from jumpstart_server.messages import Ask, Captured, Section, Stats
 from jumpstart_server.processes import Member
-from jumpstart_warmup.corpus import WarmRequest
+from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest
+from jumpstart_warmup.golden import golden_requests
 from jumpstart_warmup.observe import ObserverSnapshot, merge_snapshots
 
 ANSWER_TIMEOUT = 2.0  # seconds that a worker may take to answer for statistics
 CAPTURE_TIMEOUT = 30.0  # seconds that a worker may take to capture a profile
 GOLDEN_TIMEOUT = 20.0  # seconds that a worker may take to answer golden requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """
+    What a profile is made of.
+
+    Attributes:
+        golden: safe requests, and how a worker answers them.
+        lineage: None where the process booted from no profile.
+    """
+
+    sections: dict[str, Section]
+    golden: list[Golden]
+    lineage: Lineage | None
+    observed: ObserverSnapshot
 
 
 class Questions:
@@ -40,12 +60,22 @@ class Questions:
         living = [member.stats.observed for member in members if member.stats is not None]
         return merge_snapshots(*self._past, *living)
 
-    async def captured(self, accepting: Sequence[Member]) -> list[dict[str, Section]]:
-        """What each worker knows now."""
+    async def capture(
+        self, learning: Learning, lineage: Lineage | None, accepting: Sequence[Member], members: Sequence[Member]
+    ) -> Capture:
+        """What the workers and the warm-start cache know now, for a profile that is shipped."""
         answers = await self._ask(accepting, capture=True, timeout_s=CAPTURE_TIMEOUT)
-        return [answer.sections for answer in answers if isinstance(answer, Captured)]
+        sections = learning.handed_down([answer.sections for answer in answers if isinstance(answer, Captured)])
+        corpus = sections.get(CorpusRecorder.name)
+        requests = golden_requests(corpus.records) if corpus is not None else []
+        return Capture(
+            sections=sections,
+            golden=await self._golden(accepting, requests),
+            lineage=lineage,
+            observed=await self.observed(accepting, members),
+        )
 
-    async def golden(self, accepting: Sequence[Member], requests: list[WarmRequest]) -> list[Golden]:
+    async def _golden(self, accepting: Sequence[Member], requests: list[WarmRequest]) -> list[Golden]:
         """How one of the workers answers *requests* at its leisure; those that it answers alike each time."""
         if not requests:
             return []

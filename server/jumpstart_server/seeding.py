@@ -30,10 +30,11 @@ from jumpstart.stores import SUFFIX, Place, build_of, is_store, open_store
 from jumpstart_server.messages import BlockingChannel, Channel, ChannelClosedError, Seeded, Start
 from jumpstart_server.processes import Launcher
 from jumpstart_server.profiles import evidence, pack, read_as_boot, stamp
+from jumpstart_server.questions import Capture
 from jumpstart_server.settings import ProfileSettings, Settings
 
 if TYPE_CHECKING:
-    from jumpstart_server.tier import Capture, Tier
+    from jumpstart_server.tier import Tier
 
 logger = logging.getLogger(__name__)
 

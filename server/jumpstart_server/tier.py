@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jumpstart.errors import JumpstartError
-from jumpstart.lineage import Lineage
-from jumpstart.profile import Golden
 from jumpstart.records import Reason
 from jumpstart.report import BootReport, Refusal, Span
 from jumpstart_server.envelope.memory import oom_kills
@@ -43,7 +41,6 @@ from jumpstart_server.messages import (
     MetCold,
     Renew,
     Sampled,
-    Section,
     ShutdownFailed,
     Stats,
     StoppedAccepting,
@@ -51,18 +48,17 @@ from jumpstart_server.messages import (
 )
 from jumpstart_server.processes import Launcher, Member, Mold
 from jumpstart_server.profile_watch import ProfileWatch
-from jumpstart_server.questions import Questions
+from jumpstart_server.questions import Capture, Questions
 from jumpstart_server.seeding import Seeding
 from jumpstart_server.settings import Settings, boot_settings
 from jumpstart_server.shadowing import Shadowing
 from jumpstart_server.sockets import TenantSockets
+from jumpstart_server.worker_renewals import Renewals
 from jumpstart_warmup.corpus import WarmRequest
-from jumpstart_warmup.golden import golden_requests
 from jumpstart_warmup.observe import ObserverSnapshot
 
 logger = logging.getLogger(__name__)
 
-RENEWAL_PAUSE = 1.0  # seconds between two renewals at most, where the workers are replaced young
 SAVE_DELAY = 1.0  # seconds between a worker's report of something new and its writing to disk
 MOST_WORKERS = 1024  # as of --workers
 
@@ -89,22 +85,6 @@ class Roll:
     generation: int
     outcome: str
     why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capture:
-    """
-    What a profile is made of.
-
-    Attributes:
-        golden: safe requests, and how a worker answers them.
-        lineage: None where the process booted from no profile.
-    """
-
-    sections: dict[str, Section]
-    golden: list[Golden]
-    lineage: Lineage | None
-    observed: ObserverSnapshot
 
 
 class Tier:
@@ -173,10 +153,8 @@ class Tier:
         self._size = settings.tenant.workers
         self._slot_restarts: dict[int, Restarts] = {}
         self._mold_restarts = Restarts()
-        self._renewal_restarts = Restarts()
         self._pausing: set[int] = set()  # slots whose next worker waits for its time
-        self._renewals: dict[Member, str] = {}  # to be replaced, in their order, and why
-        self._renewal_pausing = False
+        self._renewals = Renewals(launcher.spawn_task, self._reconcile)
         self._save_planned = False
         self._own_refusals: list[Refusal] = []
         self._last_complaint = ""
@@ -343,7 +321,6 @@ class Tier:
         self._size = self.settings.tenant.workers
         self._slot_restarts.clear()
         self._mold_restarts = Restarts()
-        self._renewal_restarts = Restarts()
         self._renewals.clear()
         self._pausing.clear()
         self._last_complaint = ""
@@ -493,8 +470,11 @@ class Tier:
             for member in [] if each.is_over or each is self.rolling else list(each.members):
                 if member.worker.slot >= self._size:
                     each.drain(member, patience_s=PATIENCE)
-        if self.rolling is None and not self._renewal_pausing and not self._is_renewing():
-            self._renew_next(generation)
+        following = self._renewals.next(self.members) if self.rolling is None else None
+        if following is not None:
+            member, reason = following
+            self.log.info("%s is renewed: %s", member.name, reason)
+            self._start_worker(generation, member.worker.slot, member)
 
     def _holders(self, slot: int) -> list[Member]:
         """The workers of a slot that serve or are to; but for those of a roll, which have their time yet to come."""
@@ -548,46 +528,15 @@ class Tier:
 
         One at a time; one that was replaced young is followed by a pause. Asking again changes nothing.
         """
-        if member.is_accepting and member not in self._renewals and not self.stopping:
-            self._renewals[member] = reason
+        if not self.stopping and self._renewals.ask(member, reason):
             self._reconcile()
-
-    def _is_renewing(self) -> bool:
-        return any(
-            member.replaces is not None and member.worker.state in (State.STARTING, State.BOOTING, State.READY)
-            for member in self.members
-        )
-
-    def _renew_next(self, generation: Generation) -> None:
-        while self._renewals:
-            member, reason = next(iter(self._renewals.items()))
-            if not member.is_accepting:
-                del self._renewals[member]
-                continue
-            self.log.info("%s is renewed: %s", member.name, reason)
-            self._start_worker(generation, member.worker.slot, member)
-            return
 
     def _renewed(self, new: Member, old: Member) -> None:
         """The new worker accepts; the old one may go."""
-        self._renewals.pop(old, None)
-        served = time.monotonic() - old.worker.since
-        self._renewal_restarts, delay = self._renewal_restarts.after_exit(served)
-        # It went well, so the pause is short: a worker that leaks is above its limit while it waits for its turn.
-        self._pause_renewals(min(delay, RENEWAL_PAUSE))
+        self._renewals.done(old)
         generation = self._generation_of(old)
         if generation is not None and old.is_accepting:
             generation.drain(old, KILL_GRACE if old.is_hung else None, PATIENCE)
-
-    def _pause_renewals(self, delay: float) -> None:
-        if delay:
-            self._renewal_pausing = True
-            self._launcher.spawn_task(self._renew_after(delay))
-
-    async def _renew_after(self, delay: float) -> None:
-        await asyncio.sleep(delay)
-        self._renewal_pausing = False
-        self._reconcile()
 
     # ------------------------------------------------------------------ what workers say
 
@@ -726,12 +675,11 @@ class Tier:
             if not member.complaint:
                 self.boot_failed(generation, died(f"worker {before.slot} ended ({status}) before it was ready"), member)
         elif member.replaces is not None and member.replaces.is_accepting:
-            self._renewal_restarts, delay = self._renewal_restarts.after_exit(None)
             self.log.error(
                 "%s, which was to replace pid=%s, is gone (%s); that one serves on, another starts in %.1f s",
-                *(name, member.replaces.worker.pid, member.complaint.partition("\n")[0] or status, delay),
+                *(name, member.replaces.worker.pid, member.complaint.partition("\n")[0] or status),
+                self._renewals.failed(),
             )
-            self._pause_renewals(delay)
         else:
             self._leave_profile(generation)
             self._replace(member, before, name, status)
@@ -740,7 +688,7 @@ class Tier:
         self._questions.gone(member)
         self.shadowing.gone(member)
         generation.learning.gone((before.generation, before.slot, before.pid or 0))
-        self._renewals.pop(member, None)
+        self._renewals.gone(member)
         if generation.is_over and not generation.members and generation is not self.current:
             self._generations.remove(generation)
 
@@ -853,16 +801,9 @@ class Tier:
 
     async def capture(self) -> Capture:
         """What the workers and the warm-start cache know now, for a profile that is shipped."""
-        sections = self.learning.handed_down(await self._questions.captured(self.accepting))
-        corpus = sections.get("corpus")
-        requests = golden_requests(corpus.records) if corpus is not None else []
         report = self.mold_report or self.boot
-        return Capture(
-            sections=sections,
-            golden=await self._questions.golden(self.accepting, requests),
-            lineage=report.lineage if report is not None else None,
-            observed=await self.observed(),
-        )
+        lineage = report.lineage if report is not None else None
+        return await self._questions.capture(self.learning, lineage, self.accepting, self.members)
 
     def spans(self) -> list[Span]:
         """All spans of the boot, the mold's and the first worker's."""

@@ -32,11 +32,12 @@ from jumpstart_server.lifecycle import State, Worker
 from jumpstart_server.messages import Section, Stats
 from jumpstart_server.processes import Launcher, Member
 from jumpstart_server.profile_watch import ProfileWatch
+from jumpstart_server.questions import Capture
 from jumpstart_server.seeding import Seeding
 from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings, Settings, TenantSettings
 from jumpstart_server.shadowing import Shadowing
 from jumpstart_server.supervisor import Supervisor
-from jumpstart_server.tier import Capture, Roll, Tier
+from jumpstart_server.tier import Roll, Tier
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
 
 OBSERVED = ObserverSnapshot(
