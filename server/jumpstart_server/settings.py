@@ -493,7 +493,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool,
         _option(
             "Replay recorded requests (GET and HEAD only, without cookies) in workers before they are ready. Without "
-            "it nothing of real traffic is sent again, so that there are no shadow requests either.",
+            "it nothing of real traffic is sent again, so that there are no shadow requests either, and no proof of a "
+            "profile.",
             "--replay",
         ),
     ] = True

@@ -8,7 +8,6 @@ engine's (`engine.py`), which calls `become_ready` before it accepts. Control me
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib
 import logging
@@ -18,12 +17,10 @@ import random
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -31,13 +28,13 @@ from jumpstart import hooks
 from jumpstart.boot import Booted
 from jumpstart.errors import AppShutdownError, ConfigError, JumpstartError
 from jumpstart.guard import EffectGuard
-from jumpstart.profile import Golden
 from jumpstart.recorder import Purpose
 from jumpstart.report import Stopwatch, WarmupReport
 from jumpstart.target import Interface
 from jumpstart.upkeep import LiveInfo
 from jumpstart_server import forks, system
 from jumpstart_server.access import AccessLog
+from jumpstart_server.driving import AppDriver, on_own_thread
 from jumpstart_server.engine import CANCEL_GRACE, Engine
 from jumpstart_server.envelope import memory
 from jumpstart_server.envelope.sizing import allowance, size_threads
@@ -71,21 +68,17 @@ from jumpstart_server.messages import (
 from jumpstart_server.shadow_runner import ASGIDriver, Driver, Shadows, WSGIDriver
 from jumpstart_server.warming import WarmupNotes, describe, is_rejected
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
-from jumpstart_warmup.golden import Listener, golden_requests, settled
-from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome, WarmupResult, WSGIWarmup, warm_asgi
+from jumpstart_warmup.golden import golden_requests
+from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome
 from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, normalise_path
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 LEARN_SHARE = 50  # times its own duration that the next capture waits at least
 LEARN_INTERVAL = 2.0  # seconds between looks for something new; cheap when there is nothing
 COUNT_INTERVAL = 0.1  # seconds between looks at the number of requests, where it is limited
 STATS_INTERVAL = 5.0  # seconds between reports that nobody asked for, which survive a kill -9
 REPLAY_LIMIT = 200  # requests of the corpus in one warm-up
-GOLDEN_BUDGET = 10.0  # seconds for golden requests: of a prover one round, of a seeder two
-WARMUP_PATIENCE = 1.0  # seconds beyond the budget that a handler has which looks at its deadline
 
 FOR_WSGI_WORKERS = ("uvloop", "jumpstart_server.wsgi.engine")
 FOR_ASGI_WORKERS = (
@@ -157,7 +150,6 @@ class _Worker:
         self.observer = Observer(corpus)
         self.may_accept = asyncio.Event()
         self.is_draining = False
-        self.state: dict[str, Any] = {}  # of the app's lifespan
         self.channel: Channel  # set by main, before anything uses it
         self._learner: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -173,6 +165,7 @@ class _Worker:
             from jumpstart_server.asgi.server import as_asgi3
 
             self.app = ObservedASGI(as_asgi3(booted.app, booted.interface), self.observer)
+        self._driver = AppDriver(self.app, booted.interface, tenant, self._guard)
         self.engine = self._make_engine(listeners)
 
     def _make_engine(self, listeners: list[socket.socket]) -> Engine:
@@ -304,7 +297,7 @@ class _Worker:
 
     async def _capture_for(self, ask: Ask) -> None:
         sections = await self._capture("ship") if ask.capture else {}
-        golden = await self._golden(ask.golden, self.state)
+        golden = await self._driver.golden(ask.golden, beside_others=True)
         observed = self.observer.snapshot()
         self.channel.send(Captured(number=ask.number, sections=sections, observed=observed, golden=golden))
 
@@ -312,16 +305,16 @@ class _Worker:
 
     async def become_ready(self, state: dict[str, Any]) -> None:
         """After lifespan start-up: restore, warm up, say so, and wait until the port listens."""
-        self.state = state
+        self._driver.state = state
         if self.start.role == "builder":
-            await self._build(state)
+            await self._build()
             return
         if self.start.role == "prover":
-            await self._prove(state)
+            await self._prove()
             return
         await self.booted.restore_late()
         with self.stopwatch.span("warm-up requests"):
-            warmup = await self._warm_up(state)
+            warmup = await self._warm_up()
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -330,13 +323,13 @@ class _Worker:
         report = msgspec.structs.replace(self.booted.report(), warmup=warmup)
         self.channel.send(WorkerReady(report=report))
         await self.may_accept.wait()
-        self._begin_shadows(state)
+        self._begin_shadows()
         self._pulse = asyncio.create_task(self._beat(guard))
         if self.settings.tenant.max_requests:
             self._counter = asyncio.create_task(self._count_requests())
         self._learner = asyncio.create_task(self._keep_learning())
 
-    def _begin_shadows(self, state: dict[str, Any]) -> None:
+    def _begin_shadows(self) -> None:
         tenant = self.settings.tenant
         where: dict[str, Any] = {"server": (tenant.warmup_host, 80), "root_path": tenant.root_path}
         timeout_s = min(TIMEOUT_S, tenant.timeout or TIMEOUT_S)
@@ -345,7 +338,7 @@ class _Worker:
         if self.booted.interface == "wsgi":
             driver = WSGIDriver(self.app, timeout_s=timeout_s, guard=guard, **where)
         else:
-            driver = ASGIDriver(self.app, state, timeout_s=timeout_s, guard=guard, **where)
+            driver = ASGIDriver(self.app, self._driver.state, timeout_s=timeout_s, guard=guard, **where)
         self._shadows.begin(driver, has_room=self.engine.has_room, send=self.channel.send)
         self.observer.lookout = self._shadows.lookout
 
@@ -398,7 +391,7 @@ class _Worker:
                 logger.exception("internal error in the watch over the memory")
             await asyncio.sleep(memory.LOOK_INTERVAL)
 
-    async def _warm_up(self, state: dict[str, Any]) -> WarmupReport:
+    async def _warm_up(self) -> WarmupReport:
         recorded = self.corpus.requests_for_warmup(REPLAY_LIMIT)
         may_replay = self.settings.tenant.replay and self.start.replay
         replayed = [each for each in recorded if may_replay and each.name not in self.start.too_slow]
@@ -412,66 +405,11 @@ class _Worker:
         notes = WarmupNotes(own, recorded, replayed)
         budget_s = self.settings.tenant.warmup_budget
         recent = [each for each in self.start.recent if self.start.replay and each.name not in self.start.too_slow]
-        result = await self.replay([*own, *recent, *replayed], state, budget_s, notes.note)
+        result = await self._driver.run([*own, *recent, *replayed], budget_s, notes.note)
         notes.complain(result)
         return notes.report(result, budget_s=budget_s, replay=may_replay)
 
-    async def replay(
-        self,
-        requests: Sequence[WarmRequest],
-        state: dict[str, Any],
-        budget_s: float,
-        on_result: Callable[[Outcome], None],
-        app: Any = None,
-    ) -> WarmupResult:
-        """Run *requests* through *app*, by default ours, in this process; failures are counted."""
-        app = app or self.app
-        if not requests:
-            return WarmupResult()  # and no thread of the pool is started for nothing
-        guard = self._guard.of if self._guard is not None and self.settings.tenant.guard == "all" else None
-        root_path = self.settings.tenant.root_path
-        server = (self.settings.tenant.warmup_host, 80)
-        timeout_s = min(TIMEOUT_S, self.settings.tenant.timeout or TIMEOUT_S)
-        if self.booted.interface != "wsgi":
-            return await warm_asgi(
-                app,
-                requests,
-                state=state,
-                budget_s=budget_s,
-                timeout_s=timeout_s,
-                server=server,
-                root_path=root_path,
-                on_result=on_result,
-                guard=guard,
-            )
-        warmup = WSGIWarmup(
-            app,
-            requests,
-            budget_s=budget_s,
-            timeout_s=timeout_s,
-            server=server,
-            root_path=root_path,
-            on_result=on_result,
-            guard=guard,
-        )
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-
-        def work() -> None:
-            try:
-                warmup.run()
-            finally:
-                with contextlib.suppress(RuntimeError):  # long after: the loop has ended, and nobody waits
-                    loop.call_soon_threadsafe(done.set)
-
-        # Of its own, and not of the pool: a handler that blocks keeps its thread; the boot goes on without it.
-        threading.Thread(target=work, name="jumpstart-warmup", daemon=True).start()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(budget_s + WARMUP_PATIENCE if budget_s < math.inf else None):
-                await done.wait()
-        return warmup.leave()
-
-    async def _build(self, state: dict[str, Any]) -> None:
+    async def _build(self) -> None:
         """Run the requests of a file once and send everything that was learnt from them; then end."""
         requests = read_requests(Path(self.start.requests)) if self.start.requests else []
 
@@ -486,11 +424,12 @@ class _Worker:
                 self.corpus.observe_request(route, request.method, request.path, request.headers)
 
         limit = self.settings.tenant.startup_timeout or math.inf
-        result = await self.replay(requests, state, limit, count)
+        result = await self._driver.run(requests, limit, count)
         sections = await self._capture("ship")
         observed = self.observer.snapshot()
         corpus = sections.get(CorpusRecorder.name)
-        golden = await self._golden(golden_requests(corpus.records) if corpus is not None else [], state)
+        requests = golden_requests(corpus.records) if corpus is not None else []
+        golden = await self._driver.golden(requests, beside_others=False)
         self.channel.send(
             Captured(
                 number=0,
@@ -503,37 +442,17 @@ class _Worker:
         )
         self._drain()
 
-    async def _prove(self, state: dict[str, Any]) -> None:
+    async def _prove(self) -> None:
         """Become as ready as a worker does, answer the golden requests, say how that went; then end."""
         await self.booted.restore_late()
-        warmup = await self._warm_up(state)
+        warmup = await self._warm_up()
         gc.collect()
         gc.freeze()
         gc.enable()
         system.cancel_dump()
-        listener = Listener()
-        await self._ask_app(listener, self.start.golden, state)
-        answers = listener.answers()
+        answers = await self._driver.answers(self.start.golden)
         self.channel.send(Proved(report=msgspec.structs.replace(self.booted.report(), warmup=warmup), answers=answers))
         self._drain()
-
-    async def _golden(self, requests: Sequence[WarmRequest], state: dict[str, Any]) -> list[Golden]:
-        """How this app answers *requests*, those of them that it answers alike each time."""
-        listeners = Listener(), Listener()
-        give_up = time.monotonic() + GOLDEN_BUDGET
-        for listener in listeners:
-            for request in requests:
-                began = time.monotonic()
-                if began < give_up:
-                    await self._ask_app(listener, [request], state)
-                    # Beside requests that somebody waits for; a builder has none.
-                    await asyncio.sleep(0 if self.start.role == "builder" else time.monotonic() - began)
-        first, second = listeners
-        return await _on_own_thread("golden", lambda: settled(first.answers(), second.answers()))
-
-    async def _ask_app(self, listener: Listener, requests: Sequence[WarmRequest], state: dict[str, Any]) -> None:
-        app = (listener.wsgi if self.booted.interface == "wsgi" else listener.asgi)(self.app)
-        await self.replay(requests, state, GOLDEN_BUDGET, listener.heard, app)
 
     async def _count_requests(self) -> None:
         """Ask to be replaced after so many requests. The system draws the lot: forks share the random numbers."""
@@ -567,7 +486,7 @@ class _Worker:
     async def _capture(self, purpose: Purpose) -> dict[str, Section]:
         """Call the app's hooks, then capture."""
         await hooks.before_capture(purpose, self.settings.profile.restore_timeout)
-        return await _on_own_thread("capture", lambda: self.capture(purpose))
+        return await on_own_thread("capture", lambda: self.capture(purpose))
 
     def capture(self, purpose: Purpose) -> dict[str, Section]:
         """Ask every recorder for what it knows. From any thread."""
@@ -597,33 +516,6 @@ def _warmup_requests(file: str) -> list[WarmRequest]:
     except ConfigError as error:
         logger.warning("no warm-up requests: %s", error)
         return []
-
-
-async def _on_own_thread(name: str, work: Callable[[], T]) -> T:
-    """Do *work* on a thread that is made for it: the default executor is the app's, and may be full."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            loop.call_soon_threadsafe(_fail, done, error)
-        else:
-            loop.call_soon_threadsafe(_succeed, done, result)
-
-    threading.Thread(target=run, name=f"jumpstart-{name}", daemon=True).start()
-    return await done
-
-
-def _succeed(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 async def _cancel_leftovers() -> None:

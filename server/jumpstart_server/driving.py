@@ -1,0 +1,130 @@
+"""
+Requests that a worker asks of its own app, in its own process: warm-up, those of a build, golden ones.
+
+They are answered to nobody. Shadow requests, which run beside real ones, are `shadow_runner.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from jumpstart.guard import EffectGuard
+from jumpstart.profile import Golden
+from jumpstart.target import Interface
+from jumpstart_server.settings import TenantSettings
+from jumpstart_warmup.corpus import WarmRequest
+from jumpstart_warmup.golden import Listener, settled
+from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome, WarmupResult, WSGIWarmup, warm_asgi
+from jumpstart_warmup.shapes import Answer
+
+T = TypeVar("T")
+
+GOLDEN_BUDGET = 10.0  # seconds for golden requests: of a prover one round, of a seeder two
+PATIENCE = 1.0  # seconds beyond the budget that a handler has which looks at its deadline
+
+
+class AppDriver:
+    """
+    Drives one app.
+
+    Attributes:
+        state: of its lifespan, once that has begun.
+    """
+
+    def __init__(self, app: Any, interface: Interface, tenant: TenantSettings, guard: EffectGuard | None) -> None:
+        """*app* is ASGI 3 unless *interface* is WSGI."""
+        self.state: dict[str, Any] = {}
+        self._app = app
+        self._is_wsgi = interface == "wsgi"
+        self._tenant = tenant
+        self._guard = guard if tenant.guard == "all" else None
+
+    async def run(
+        self, requests: Sequence[WarmRequest], budget_s: float, on_result: Callable[[Outcome], None]
+    ) -> WarmupResult:
+        """Run *requests* one after the other; failures are counted, and what has no time is not run."""
+        return await self._run(self._app, requests, budget_s, on_result)
+
+    async def answers(self, requests: Sequence[WarmRequest]) -> list[Answer]:
+        """How the app answers golden *requests*, asked once."""
+        listener = Listener()
+        await self._listen(listener, requests)
+        return listener.answers()
+
+    async def golden(self, requests: Sequence[WarmRequest], *, beside_others: bool) -> list[Golden]:
+        """
+        How the app answers *requests*: of those that it answers alike when asked twice. None with ``--no-replay``.
+
+        *beside_others*: somebody waits for other requests of this process; half of the time is theirs.
+        """
+        if not self._tenant.replay:
+            return []
+        listeners = Listener(), Listener()
+        give_up = time.monotonic() + GOLDEN_BUDGET
+        for listener in listeners:
+            for request in requests:
+                began = time.monotonic()
+                if began < give_up:
+                    await self._listen(listener, [request])
+                    await asyncio.sleep(time.monotonic() - began if beside_others else 0)
+        first, second = listeners
+        return await on_own_thread("golden", lambda: settled(first.answers(), second.answers()))
+
+    async def _listen(self, listener: Listener, requests: Sequence[WarmRequest]) -> None:
+        app = (listener.wsgi if self._is_wsgi else listener.asgi)(self._app)
+        await self._run(app, requests, GOLDEN_BUDGET, listener.heard)
+
+    async def _run(
+        self, app: Any, requests: Sequence[WarmRequest], budget_s: float, on_result: Callable[[Outcome], None]
+    ) -> WarmupResult:
+        if not requests:
+            return WarmupResult()  # and no thread is started for nothing
+        tenant = self._tenant
+        how: dict[str, Any] = {
+            "budget_s": budget_s,
+            "timeout_s": min(TIMEOUT_S, tenant.timeout or TIMEOUT_S),
+            "server": (tenant.warmup_host, 80),
+            "root_path": tenant.root_path,
+            "on_result": on_result,
+            "guard": self._guard.of if self._guard is not None else None,
+        }
+        if not self._is_wsgi:
+            return await warm_asgi(app, requests, state=self.state, **how)
+        warmup = WSGIWarmup(app, requests, **how)
+        # A thread of its own, not of the pool: a handler that blocks keeps it, and the boot goes on without it.
+        with contextlib.suppress(TimeoutError, KeyboardInterrupt):  # the latter raised by the app; no Ctrl-C comes here
+            async with asyncio.timeout(budget_s + PATIENCE if budget_s < math.inf else None):
+                await on_own_thread("warmup", warmup.run)
+        return warmup.leave()
+
+
+async def on_own_thread(name: str, work: Callable[[], T]) -> T:
+    """Do *work* on a thread that is made for it: the default executor is the app's, and may be full."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # long after: the loop has ended, and nobody waits
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=f"jumpstart-{name}", daemon=True).start()
+    return await done
