@@ -416,7 +416,7 @@ def test_a_recorder_that_nobody_knows_is_an_error_that_lists_those_that_are(
 ) -> None:
     text = desk.refused({"profile.disable": ("regexp",)})
     assert "--disable-recorder regexp: unknown; did you mean 'regex'?" in text
-    assert "bytecode, cached, corpus, django" in text
+    assert "bytecode, cached, config, corpus, django" in text
     assert desk.load({"profile.disable": ("regex", "jinja-bytecode", "corpus")}).profile.disable[0] == "regex"
 
 
