@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 MARKER_HEADER = "x-jumpstart-warmup"
 """Sent with the value ``1`` by every warm-up and shadow request; pass it on with `warmup_headers`."""
 
+LINGER_S = 10.0
+"""Seconds after a warm-up or shadow request for which what it left behind still counts as a part of it."""
+
 MAX_EVENTS = 1000  # per request; a first request of a large app imports a few hundred modules
 
 
@@ -34,6 +38,8 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
         events: cold events as ``(kind, what)``: ``("import", "decimal")``, ``("template", "cart.html")``.
         imports: names of modules whose import began in it, in order; those that failed are not in `sys.modules` after.
         guard: refuses what the request would do to others (`jumpstart/guard.py`); for requests that have no client.
+        lapses: when what has outlived a warm-up or shadow request, such as a task that serves others from then on, is
+            no longer taken for a part of it, in seconds of the monotonic clock.
         seen: the newest versions of real-time values that it has read (`jumpstart/dependencies.py`).
         expires: when its time is over, in seconds of the monotonic clock; infinity for never. The server stops it then,
             and looks again first, since `jumpstart.extend_deadline` may have moved it.
@@ -50,6 +56,7 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
     events: list[tuple[str, str]] = []
     imports: list[str] = []
     guard: Guard | None = None
+    lapses: float = math.inf
     seen: Versions | None = None
 
 
@@ -83,7 +90,18 @@ def is_warmup() -> bool:
     False outside any request, and in a plain script or test without the server.
     """
     context = _current.get()
-    return context is not None and context.warmup
+    return context is not None and context.warmup and (context.lapses == math.inf or time.monotonic() < context.lapses)
+
+
+@contextlib.contextmanager
+def unguarded() -> Iterator[None]:
+    """Let the block do what the guard of the request refuses: work of our own that the app did not ask for."""
+    context = _current.get()
+    if context is None or context.guard is None:
+        yield
+        return
+    with request_context(msgspec.structs.replace(context, guard=None)):
+        yield
 
 
 def warmup_headers() -> dict[str, str]:

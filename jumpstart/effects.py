@@ -12,8 +12,8 @@ changes, and no thread that may live on for others takes the guard along.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-import functools
 import logging
 import os
 import signal
@@ -25,12 +25,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jumpstart.context import current
+import msgspec
+
+from jumpstart import effect_databases
+from jumpstart.context import current, request_context
 from jumpstart.errors import EffectRefused
 from jumpstart.guard import Effect, Guard, names
 from jumpstart.imports import when_imported
-
-logger = logging.getLogger(__name__)
+from jumpstart.watching import Method, before, guard_of_request, replace
 
 _lock = threading.Lock()
 _is_installed = False
@@ -45,43 +47,11 @@ def install() -> None:
         _is_installed = True
     _watch_sockets()
     _watch_threads()
-    for name in ("mkfifo", "mknod"):  # the two that make a file and are not audited
-        _replace(os, name, _before_path)
-    for module, watch in _LIBRARIES.items():
+    _watch_files()
+    replace(logging.Handler, "handle", _handle)
+    for module, watch in {**_LIBRARIES, **effect_databases.LIBRARIES}.items():
         when_imported(module, watch)
     sys.addaudithook(_hook)
-
-
-def _guard() -> Guard | None:
-    request = current()
-    return request.guard if request is not None else None
-
-
-Method = Callable[..., Any]
-
-
-def _replace(owner: Any, name: str, make: Callable[[Method], Method]) -> None:
-    """Put ``make(original)`` in the place of ``owner.name``, where there is one."""
-    original = getattr(owner, name, None)
-    if original is None:
-        logger.warning("the effect guard does not know this %s: it has no %s", owner, name)
-        return
-    setattr(owner, name, functools.wraps(original)(make(original)))
-
-
-def _before(check: Callable[..., None]) -> Callable[[Method], Method]:
-    """Make a method that, inside a guarded request, first calls *check* with the guard and all arguments."""
-
-    def make(original: Method) -> Method:
-        def method(*args: Any, **kwargs: Any) -> Any:
-            request = current()
-            if request is not None and request.guard is not None:
-                check(request.guard, *args, **kwargs)
-            return original(*args, **kwargs)
-
-        return method
-
-    return make
 
 
 # --- the audit hook -------------------------------------------------------------------------------------------------
@@ -172,6 +142,12 @@ def _connected(guard: Guard, sock: socket.socket, address: Any) -> None:
         raise
 
 
+def _bound(guard: Guard, sock: socket.socket, address: Any) -> None:
+    """To bind a Unix socket makes a file."""
+    if sock.family == socket.AF_UNIX and (path := os.fsdecode(address)) and not path.startswith("\0"):
+        guard.check_write(path)
+
+
 def _sent_message(guard: Guard, sock: socket.socket, address: Any = None) -> None:
     if address is None:
         _check_peer(guard, sock)
@@ -186,7 +162,7 @@ def _check_endpoint(guard: Guard, family: int, address: Any, effect: Effect) -> 
         host, port = address[:2]
         guard.check_address(os.fsdecode(host) if host else "0.0.0.0", int(port), effect)
     elif family != getattr(socket, "AF_NETLINK", None):  # the kernel's, which is asked about interfaces
-        raise guard.refuse(effect, f"{address!r} (family {family})")
+        guard.refuse(effect, f"{address!r} (family {family})")
 
 
 def _check_peer(guard: Guard, sock: socket.socket) -> None:
@@ -198,18 +174,27 @@ def _check_peer(guard: Guard, sock: socket.socket) -> None:
 
 
 def _started(guard: Guard, *args: Any) -> None:
-    if len(args) > 1 and isinstance(args[1], (list, tuple)):
-        raise guard.refuse(Effect.PROCESS, " ".join(os.fsdecode(word) for word in args[1]))
-    raise guard.refuse(Effect.PROCESS, str(args[0]) if args else "(a fork of this one)")
+    words = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else args[0] if args else ()
+    guard.refuse(Effect.PROCESS, _program(words) if args else "(a fork of this one)")
 
 
 def _spawned(guard: Guard, mode: int, path: Any, args: Any, env: Any = None) -> None:
     _started(guard, path, args)
 
 
+def _program(words: Any) -> str:
+    """What is started, without its arguments and variables: those may hold a password."""
+    if isinstance(words, (str, bytes)):  # a line for a shell
+        return next((word for word in os.fsdecode(words).split() if "=" not in word), "(nothing)")
+    first = [os.fsdecode(word) for word in words[:3]]
+    if len(first) == 3 and first[1] == "-c" and first[0].endswith("sh"):
+        return f"{first[0]} -c {_program(first[2])}"
+    return first[0] if first else "(nothing)"
+
+
 def _signalled(guard: Guard, pid: int, number: int) -> None:
     if number:  # 0 only asks whether the process is there
-        raise guard.refuse(Effect.SIGNAL, f"{_signal_name(number)} to {pid}")
+        guard.refuse(Effect.SIGNAL, f"{_signal_name(number)} to {pid}")
 
 
 def _signal_name(number: int) -> str:
@@ -221,7 +206,7 @@ def _signal_name(number: int) -> str:
 
 def _thread_started(guard: Guard, function: Any, *args: Any) -> None:
     """Of `_thread` itself; `threading.Thread.start` was asked before, and then there is no guard any more."""
-    raise guard.refuse(Effect.THREAD, getattr(function, "__qualname__", None) or repr(function))
+    guard.refuse(Effect.THREAD, getattr(function, "__qualname__", None) or repr(function))
 
 
 _EVENTS: dict[str, Callable[..., None]] = {
@@ -239,6 +224,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
     "os.setxattr": _changed_content,
     "os.removexattr": _changed_content,
     "sqlite3.connect": _sqlite_opened,
+    "socket.bind": _bound,
     "socket.connect": _connected,
     "socket.sendto": _sent_message,
     "socket.sendmsg": _sent_message,
@@ -258,11 +244,67 @@ _EVENTS: dict[str, Callable[..., None]] = {
 }
 
 
-def _before_path(original: Method) -> Method:
-    def check(guard: Guard, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
-        _check_path(guard, path, -1 if dir_fd is None else dir_fd)
+# --- files that are not audited, or not well -------------------------------------------------------------------------
 
-    return _before(check)(original)
+
+def _watch_files() -> None:
+    for name in ("mkfifo", "mknod"):
+        replace(os, name, before(_made_node))
+    replace(os, "open", before(_opened_in_folder))
+    for name in ("write", "pwrite", "writev", "pwritev", "sendfile", "posix_fallocate"):
+        replace(os, name, before(_wrote))
+    for name in ("copy_file_range", "splice"):
+        replace(os, name, before(lambda guard, source, target, *args, **kwargs: _wrote(guard, target)))
+
+
+def _made_node(guard: Guard, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+    _check_path(guard, path, -1 if dir_fd is None else dir_fd)
+
+
+def _opened_in_folder(
+    guard: Guard, path: Any, flags: int, *args: Any, dir_fd: int | None = None, **kwargs: Any
+) -> None:
+    if dir_fd is not None and flags & _WRITING:  # the audit does not say in which folder
+        _check_path(guard, path, dir_fd, follow=True)
+
+
+def _wrote(guard: Guard, descriptor: int, *args: Any, **kwargs: Any) -> None:
+    """On a descriptor that is open. Pipes are let be: standard output may be one."""
+    path = _link(f"/proc/self/fd/{descriptor}")
+    if path.startswith("socket:"):
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            _check_peer(guard, sock)
+    elif path.startswith("/") and not path.endswith(" (deleted)"):
+        guard.check_write(path)
+
+
+def _watch_dbm(module: ModuleType) -> None:
+    """Its drivers open files in C."""
+
+    def check(guard: Guard, file: Any, flag: str = "r", *args: Any, **kwargs: Any) -> None:
+        if flag[:1] != "r":
+            _check_path(guard, file, follow=True)
+
+    replace(module, "open", before(check))
+
+
+def _handle(original: Method) -> Method:
+    """
+    Log lines are for the server's own people: files may be written and rotated for them.
+
+    A handler that would send one to somebody (a mail, a post) is refused; the line is lost, and the request goes on.
+    """
+
+    def handle(handler: logging.Handler, record: logging.LogRecord) -> Any:
+        request = current()
+        if request is None or request.guard is None:
+            return original(handler, record)
+        relaxed = msgspec.structs.replace(request, guard=request.guard.of_logging())
+        with contextlib.suppress(EffectRefused), request_context(relaxed):
+            return original(handler, record)
+        return False
+
+    return handle
 
 
 # --- sockets --------------------------------------------------------------------------------------------------------
@@ -271,8 +313,8 @@ def _before_path(original: Method) -> Method:
 def _watch_sockets() -> None:
     # The methods are C's, but the class is Python's. What is audited anyway is left alone.
     for name in ("send", "sendall", "sendfile"):
-        _replace(socket.socket, name, _before(lambda guard, sock, *args, **kwargs: _check_peer(guard, sock)))
-    _replace(socket, "getaddrinfo", _note_names)
+        replace(socket.socket, name, before(lambda guard, sock, *args, **kwargs: _check_peer(guard, sock)))
+    replace(socket, "getaddrinfo", _note_names)
 
 
 def _note_names(original: Method) -> Method:
@@ -287,7 +329,7 @@ def _note_names(original: Method) -> Method:
 
 def _watch_ssl(module: ModuleType) -> None:
     for name in ("send", "write"):  # they write through an object in C; sendall sends
-        _replace(module.SSLSocket, name, _before(lambda guard, sock, *args, **kwargs: _check_peer(guard, sock)))
+        replace(module.SSLSocket, name, before(lambda guard, sock, *args, **kwargs: _check_peer(guard, sock)))
 
 
 def _watch_http_client(module: ModuleType) -> None:
@@ -299,7 +341,7 @@ def _watch_http_client(module: ModuleType) -> None:
         elif type(connection).connect.__module__ in ("http.client", "urllib3.connection"):  # and not a Unix socket's
             guard.check_address(connection.host, connection.port)
 
-    _replace(module.HTTPConnection, "putrequest", _before(check))
+    replace(module.HTTPConnection, "putrequest", before(check))
 
 
 def _check_transport(guard: Guard, transport: Any) -> None:
@@ -311,26 +353,39 @@ def _check_transport(guard: Guard, transport: Any) -> None:
 
 def _watch_streams(module: ModuleType) -> None:
     for name in ("write", "writelines"):  # transports of uvloop have no method that could be replaced
-        _replace(
+        replace(
             module.StreamWriter,
             name,
-            _before(lambda guard, writer, *_, **__: _check_transport(guard, writer.transport)),
+            before(lambda guard, writer, *_, **__: _check_transport(guard, writer.transport)),
         )
 
 
 def _watch_transports(module: ModuleType) -> None:
     """asyncio's own; a send that is refused further down would take the connection along."""
     for name in ("write", "writelines"):
-        _replace(
-            module._SelectorSocketTransport, name, _before(lambda guard, it, *_, **__: _check_transport(guard, it))
-        )
+        replace(module._SelectorSocketTransport, name, before(lambda guard, it, *_, **__: _check_transport(guard, it)))
 
 
 def _watch_anyio(module: ModuleType) -> None:
     def check(guard: Guard, stream: Any, *args: Any, **kwargs: Any) -> None:
         _check_transport(guard, stream._transport)
 
-    _replace(module.SocketStream, "send", _before(check))
+    replace(module.SocketStream, "send", before(check))
+
+
+def _watch_tls_transports(module: ModuleType) -> None:
+    """Before the bytes are encrypted: a record that is left out would spoil the connection for all who use it."""
+    for name in ("write", "writelines"):
+        replace(module._SSLProtocolTransport, name, before(lambda guard, it, *_, **__: _check_transport(guard, it)))
+
+
+def _watch_anyio_tls(module: ModuleType) -> None:
+    def check(guard: Guard, stream: Any, *args: Any, **kwargs: Any) -> None:
+        transport = getattr(stream.transport_stream, "_transport", None)
+        if transport is not None:
+            _check_transport(guard, transport)
+
+    replace(module.TLSStream, "send", before(check))
 
 
 def _watch_anyio_connect(module: ModuleType) -> None:
@@ -339,7 +394,7 @@ def _watch_anyio_connect(module: ModuleType) -> None:
     def check(guard: Guard, remote_host: Any, remote_port: Any, *args: Any, **kwargs: Any) -> None:
         guard.check_address(str(remote_host), int(remote_port))
 
-    _replace(module, "connect_tcp", _before(check))
+    replace(module, "connect_tcp", before(check))
 
 
 def _watch_uvloop(module: ModuleType) -> None:
@@ -368,10 +423,10 @@ def _watch_uvloop(module: ModuleType) -> None:
         if remote_addr is not None:
             guard.check_address(remote_addr[0], int(remote_addr[1]))
         elif local_addr is not None:  # its transport sends to any address, in C
-            raise guard.refuse(Effect.CONNECT, f"any address by UDP from {local_addr!r}")
+            guard.refuse(Effect.CONNECT, f"any address by UDP from {local_addr!r}")
 
     def start(guard: Guard, loop: Any, protocol_factory: Any, *args: Any, **_: Any) -> None:
-        raise guard.refuse(Effect.PROCESS, " ".join(os.fsdecode(word) for word in args))
+        guard.refuse(Effect.PROCESS, _program(args[0] if len(args) == 1 else args))
 
     for name, check in (
         ("create_connection", connect),
@@ -380,7 +435,7 @@ def _watch_uvloop(module: ModuleType) -> None:
         ("subprocess_exec", start),
         ("subprocess_shell", start),
     ):
-        _replace(module.Loop, name, _before(check))
+        replace(module.Loop, name, before(check))
 
 
 def _watch_aiohttp(module: ModuleType) -> None:
@@ -394,14 +449,14 @@ def _watch_aiohttp(module: ModuleType) -> None:
         else:
             guard.check_address(url.host or "", url.port or 0)
 
-    _replace(module.BaseConnector, "connect", _before(check))
+    replace(module.BaseConnector, "connect", before(check))
 
 
 # --- threads and pools ----------------------------------------------------------------------------------------------
 
 
 def _watch_threads() -> None:
-    _replace(threading.Thread, "start", _start_thread)
+    replace(threading.Thread, "start", _start_thread)
 
 
 def _start_thread(original: Method) -> Method:
@@ -413,20 +468,26 @@ def _start_thread(original: Method) -> Method:
     """
 
     def start(thread: threading.Thread) -> Any:
-        guard = _guard()
+        guard = guard_of_request()
         if guard is None:
             return original(thread)
-        if not type(thread).__module__.startswith(("anyio.", "jumpstart")):
-            raise guard.refuse(Effect.THREAD, thread.name)
+        if not _gives_each_job_its_context(thread):
+            guard.refuse(Effect.THREAD, thread.name)
         return contextvars.Context().run(original, thread)
 
     return start
 
 
+def _gives_each_job_its_context(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    names = (type(thread).__module__, getattr(target, "__module__", None) or "")
+    return any(name.startswith(("anyio.", "jumpstart", "aiosqlite.")) for name in names)
+
+
 def _watch_thread_pools(module: ModuleType) -> None:
     def make(original: Method) -> Method:
         def submit(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if _guard() is None:
+            if guard_of_request() is None:
                 return original(pool, function, *args, **kwargs)
             # The job has the guard; the thread, should one be started, has not.
             carried = contextvars.copy_context()
@@ -434,114 +495,39 @@ def _watch_thread_pools(module: ModuleType) -> None:
 
         return submit
 
-    _replace(module.ThreadPoolExecutor, "submit", make)
+    replace(module.ThreadPoolExecutor, "submit", make)
 
 
 def _watch_process_pools(module: ModuleType) -> None:
     def check(guard: Guard, pool: Any, function: Any = None, *args: Any, **kwargs: Any) -> None:
-        raise guard.refuse(Effect.PROCESS, f"of a pool, for {getattr(function, '__qualname__', function)}")
+        guard.refuse(Effect.PROCESS, f"of a pool, for {getattr(function, '__qualname__', function)}")
 
-    _replace(module.ProcessPoolExecutor, "submit", _before(check))
+    replace(module.ProcessPoolExecutor, "submit", before(check))
+
+
+def _watch_helper_processes(module: ModuleType) -> None:
+    """Of its locks, shared memory and fork server."""
+
+    def check(guard: Guard, path: Any, *args: Any, **kwargs: Any) -> None:
+        guard.refuse(Effect.PROCESS, os.fsdecode(path))
+
+    replace(module, "spawnv_passfds", before(check))
 
 
 def _watch_multiprocessing(module: ModuleType) -> None:
     def check(guard: Guard, process: Any, *args: Any, **kwargs: Any) -> None:
-        raise guard.refuse(Effect.PROCESS, process.name)
+        guard.refuse(Effect.PROCESS, process.name)
 
-    _replace(module.BaseProcess, "start", _before(check))
+    replace(module.BaseProcess, "start", before(check))
 
 
 def _watch_multiprocessing_pools(module: ModuleType) -> None:
     """A job goes to processes, or with ``ThreadPool`` to threads, through threads of the pool."""
 
     def check(guard: Guard, pool: Any) -> None:
-        raise guard.refuse(Effect.PROCESS, f"of a {type(pool).__qualname__}")
+        guard.refuse(Effect.PROCESS, f"of a {type(pool).__qualname__}")
 
-    _replace(module.Pool, "_check_running", _before(check))  # every way to hand it a job comes by
-
-
-# --- databases ------------------------------------------------------------------------------------------------------
-
-
-def _check_sql(sql: Any) -> None:
-    request = current()
-    if request is not None and request.guard is not None:
-        request.guard.check_sql(sql)
-
-
-def _watch_sqlite3(module: ModuleType) -> None:
-    """Its classes cannot be changed; so connections become ones of subclasses, which bear the same names."""
-
-    class Statements:
-        def execute(self, sql: Any, *args: Any) -> Any:
-            _check_sql(sql)
-            return super().execute(sql, *args)  # type: ignore[misc]  # mixed in, in front of sqlite3's
-
-        def executemany(self, sql: Any, *args: Any) -> Any:
-            _check_sql(sql)
-            return super().executemany(sql, *args)  # type: ignore[misc]
-
-        def executescript(self, sql: Any) -> Any:
-            _check_sql(sql)
-            return super().executescript(sql)  # type: ignore[misc]
-
-    class Cursor(Statements):
-        pass
-
-    class Connection(Statements):
-        def cursor(self, factory: Any = module.Cursor) -> Any:
-            return super().cursor(watched(factory))  # type: ignore[misc]
-
-        def backup(self, *args: Any, **kwargs: Any) -> Any:
-            if (guard := _guard()) is not None:
-                raise guard.refuse(Effect.SQL, "(a backup into another database)")
-            return super().backup(*args, **kwargs)  # type: ignore[misc]
-
-        def blobopen(self, *args: Any, **kwargs: Any) -> Any:
-            if (guard := _guard()) is not None and not kwargs.get("readonly"):
-                raise guard.refuse(Effect.SQL, "(a blob that is open for writing)")
-            return super().blobopen(*args, **kwargs)  # type: ignore[misc]
-
-    @functools.lru_cache(maxsize=64)
-    def watched(kind: Any) -> Any:
-        if not isinstance(kind, type) or issubclass(kind, Statements):
-            return kind
-        mixin = Connection if issubclass(kind, module.Connection) else Cursor
-        namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        return type(kind.__name__, (mixin, kind), namespace)
-
-    def make(original: Method) -> Method:
-        def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(args) > 4:  # timeout, detect_types, isolation_level, check_same_thread, factory
-                args = (*args[:4], watched(args[4]), *args[5:])
-            else:
-                kwargs["factory"] = watched(kwargs.get("factory", module.Connection))
-            return original(database, *args, **kwargs)
-
-        return connect
-
-    _replace(module, "connect", make)
-    module.dbapi2.connect = module.connect
-
-
-def _watch_sqlalchemy(module: ModuleType) -> None:
-    event = sys.modules["sqlalchemy.event"]
-
-    def before(connection: Any, cursor: Any, statement: Any, *args: Any) -> None:
-        _check_sql(statement)
-
-    event.listen(module.Engine, "before_cursor_execute", before)
-
-
-def _watch_django(module: ModuleType) -> None:
-    def execute(guard: Guard, cursor: Any, sql: Any, *args: Any, **kwargs: Any) -> None:
-        guard.check_sql(sql)
-
-    def callproc(guard: Guard, cursor: Any, name: Any, *args: Any, **kwargs: Any) -> None:
-        guard.check_sql(f"call {name}")
-
-    _replace(module.CursorWrapper, "_execute_with_wrappers", _before(execute))
-    _replace(module.CursorWrapper, "callproc", _before(callproc))
+    replace(module.Pool, "_check_running", before(check))  # every way to hand it a job comes by
 
 
 _LIBRARIES: dict[str, Callable[[ModuleType], None]] = {
@@ -549,16 +535,17 @@ _LIBRARIES: dict[str, Callable[[ModuleType], None]] = {
     "http.client": _watch_http_client,
     "asyncio.streams": _watch_streams,
     "asyncio.selector_events": _watch_transports,
+    "asyncio.sslproto": _watch_tls_transports,
     "anyio": _watch_anyio_connect,
     "anyio._backends._asyncio": _watch_anyio,
+    "anyio.streams.tls": _watch_anyio_tls,
     "uvloop": _watch_uvloop,
     "aiohttp.connector": _watch_aiohttp,
     "concurrent.futures.thread": _watch_thread_pools,
     "concurrent.futures.process": _watch_process_pools,
     "multiprocessing.process": _watch_multiprocessing,
     "multiprocessing.pool": _watch_multiprocessing_pools,
-    "sqlite3": _watch_sqlite3,
-    "sqlalchemy.engine": _watch_sqlalchemy,
-    "django.db.backends.utils": _watch_django,
+    "multiprocessing.util": _watch_helper_processes,
+    "dbm": _watch_dbm,
 }
 """Module → what to do with it when it has been imported."""

@@ -47,9 +47,13 @@ class ProfileRefusedError(JumpstartError):
         self.detail = detail
 
 
-class EffectRefused(JumpstartError):  # not an OSError: clients would try again, or take the host for dead
+class EffectRefused(BaseException):
     """
     Raised in the app inside a shadow request, in place of something that others would have noticed.
+
+    Not an `Exception`, as `asyncio.CancelledError` is none: an app that answers failures with a default value would
+    keep that in its caches, from which real requests would get it, and clients would try again or take the host for
+    dead. Let it pass; what must be undone belongs into ``with`` and ``finally``.
 
     Attributes:
         route: of the request, as ``GET /checkout``.

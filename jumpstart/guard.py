@@ -5,12 +5,17 @@ A shadow request runs the app's own code, which may send mail, charge a card or 
 `RequestContext` refuses that with `EffectRefused` before anything leaves the process. Here is what is allowed and what
 was refused; `jumpstart/effects.py` notices effects and asks.
 
+The guard steps aside while a module is imported: what a module does then it does once in each process, whoever imports
+it, and one that is refused in the middle would leave half of itself behind for real requests (a metric that is
+registered twice, a model that is there already).
+
 It is a guard against accidents, not a sandbox: code that means to get around it can. docs/shadow.md says what it sees.
 """
 
 from __future__ import annotations
 
-import functools
+import contextvars
+import importlib
 import ipaddress
 import logging
 import os
@@ -19,13 +24,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
+from jumpstart.context import current
 from jumpstart.errors import ConfigError, EffectRefused
+from jumpstart.statements import is_read_only, without_values
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +164,10 @@ class KnownNames:
                 known.update(addresses)
 
     def has(self, name: str, address: str) -> bool:
-        """Whether *name* has *address*; may wait for a look-up, once in a while."""
+        """
+        Whether *name* has *address*. May wait for a look-up, once in a while; in the thread of an event loop, which
+        others need, the look-up is for the next one who asks.
+        """
         with self._lock:
             if address in self._addresses.get(name, ()):
                 return True
@@ -164,19 +175,31 @@ class KnownNames:
             if now - self._asked_at.get(name, -RESOLVE_AGAIN_S) < RESOLVE_AGAIN_S:
                 return False
             self._asked_at[name] = now
+        if _is_in_event_loop():
+            thread = threading.Thread(target=self._look_up, args=(name,), name="jumpstart-names", daemon=True)
+            contextvars.Context().run(thread.start)
+            return False
+        self._look_up(name)
+        with self._lock:
+            return address in self._addresses.get(name, ())
+
+    def _look_up(self, name: str) -> None:
         import socket  # loaded long since where somebody connects
 
         try:
-            found = {str(each[4][0]) for each in socket.getaddrinfo(name, None)}
+            self.note(name, {str(each[4][0]) for each in socket.getaddrinfo(name, None)})
         except OSError:
-            return False
-        self.note(name, found)
-        return address in found
+            pass  # asked again in a while
+
+
+def _is_in_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 names = KnownNames()
 
-_FREE_FILES = re.compile(r"/dev/(?:null|zero|full|tty|stdout|stderr|fd/\d+)")
+_FREE_FILES = re.compile(r"/dev/(?:null|zero|full|tty|stdout|stderr|fd/\d+|pts/\d+)")
 _BYTECODE = re.compile(r".+\.pyc(?:\.\d+)?")  # with the number of importlib's temporary file
 
 
@@ -187,59 +210,25 @@ def _is_bytecode(path: Path) -> bool:
     return path.parent.name == "__pycache__" and _BYTECODE.fullmatch(path.name) is not None
 
 
-# --- statements -----------------------------------------------------------------------------------------------------
-
-_NOISE = re.compile(
-    r"--[^\n]*|/\*.*?\*/|'(?:[^'\\]|''|\\.)*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]|\$(\w*)\$.*?\$\1\$", re.DOTALL
-)
-_SQL_WORD = re.compile(r"[a-z_]\w*|[=(]")
-
-
-def _set_of(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_READS = _set_of("""
-    select with values table explain show describe desc use set begin start savepoint release rollback commit end
-    pragma reset fetch declare close discard
-    """)
-_WRITES = _set_of("""
-    insert update delete merge into create drop alter truncate call global persist nextval setval pg_notify
-    pg_terminate_backend pg_cancel_backend
-    """)
-_PRAGMAS_THAT_WRITE = _set_of("""
-    user_version application_id auto_vacuum encoding page_size schema_version writable_schema default_cache_size
-    """)
-_PRAGMAS_THAT_DO = _set_of("incremental_vacuum optimize wal_checkpoint")
-
-
-@functools.lru_cache(maxsize=512)
-def is_read_only(sql: str) -> bool:
-    """
-    Whether *sql*, one statement or several, changes nothing in a database, as far as its words tell.
-
-    A function that it calls may do anything; of those only well-known ones are recognised. When in doubt, False.
-    """
-    text = _NOISE.sub(" ", sql.lower())
-    return all(_reads(_SQL_WORD.findall(part)) for part in text.split(";"))
-
-
-def _reads(words: Sequence[str]) -> bool:
-    words = [word for index, word in enumerate(words) if word != "(" or index > 0]
-    if not words:
-        return True
-    if words[0] == "pragma":
-        name = next((word for word in reversed(words[1:4]) if word in _PRAGMAS_THAT_WRITE | _PRAGMAS_THAT_DO), "")
-        return not name or (name in _PRAGMAS_THAT_WRITE and not {"=", "("} & set(words))
-    if words[0] not in _READS:
-        return False
-    locks = ("for", "key")  # SELECT … FOR UPDATE, FOR NO KEY UPDATE
-    return not any(
-        word in _WRITES and not (word == "update" and words[index - 1] in locks) for index, word in enumerate(words)
-    )
-
-
 # --- the guard ------------------------------------------------------------------------------------------------------
+
+_RUNS_IMPORT = importlib._bootstrap._load_unlocked.__code__  # type: ignore[attr-defined]  # loads a module, runs it
+
+
+def _imports_under_way() -> int:
+    """How many modules the current thread is importing, one inside the other."""
+    frame: FrameType | None = sys._getframe()
+    number = 0
+    while frame is not None:
+        number += frame.f_code is _RUNS_IMPORT
+        frame = frame.f_back
+    return number
+
+
+def _temporary_folders() -> tuple[str, ...]:
+    """Where anybody may write; without a real one, Python takes the working folder, which is no such place."""
+    folder = tempfile.gettempdir()
+    return () if os.path.realpath(folder) == str(Path.cwd()) else (folder,)
 
 
 class EffectGuard:
@@ -262,7 +251,7 @@ class EffectGuard:
         from jumpstart import effects  # it imports socket, which `import jumpstart` need not
 
         self._allowed = parse_allowed(allow)
-        free = (tempfile.gettempdir(),) if folders is None else folders
+        free = _temporary_folders() if folders is None else folders
         self._folders = (*(os.path.realpath(folder) for folder in free), *self._allowed.folders)
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, str, str], int] = {}
@@ -290,8 +279,9 @@ class EffectGuard:
             if is_new and len(self._counts) >= MAX_KINDS:
                 key, is_new = (OTHER, effect.value, OTHER), False
             self._counts[key] = self._counts.get(key, 0) + 1
-        if is_new:
-            logger.warning("shadow request: %s was refused: %s %s", route, effect.value, what)
+        if is_new:  # outside of the request: its guard has no say in where the line goes
+            line = "shadow request: %s was refused: %s %s"
+            contextvars.Context().run(logger.warning, line, route, effect.value, what)
 
     def allows_address(self, host: str, port: int) -> bool:
         """Whether *host*, a name or an address, may be spoken to at *port*."""
@@ -329,16 +319,32 @@ class EffectGuard:
 
 
 class Guard:
-    """The guard of one request, in ``RequestContext.guard``."""
+    """The guard of one request, in ``RequestContext.guard``. Made where the request is about to run."""
 
-    __slots__ = ("_of", "route")
+    __slots__ = ("_imports", "_of", "_writes", "route")
 
-    def __init__(self, of: EffectGuard, route: str) -> None:
+    def __init__(self, of: EffectGuard, route: str, *, writes: bool = False) -> None:
         self._of = of
+        self._writes = writes
+        self._imports = _imports_under_way()  # those that the whole server may run in
         self.route = route
 
-    def refuse(self, effect: Effect, what: str) -> EffectRefused:
-        """Count the refusal, and return the error to raise."""
+    def of_logging(self) -> Guard:
+        """The guard of a log line: files may be opened, written and rotated for it."""
+        return Guard(self._of, self.route, writes=True)
+
+    def refuse(self, effect: Effect, what: str) -> None:
+        """
+        Count the refusal, unless a module is being imported, or the request was over long ago.
+
+        Raises:
+            EffectRefused: always, but for these.
+        """
+        request = current()
+        if request is not None and time.monotonic() >= request.lapses:
+            return
+        if _imports_under_way() > self._imports:
+            return
         what = what.encode("utf-8", "backslashreplace").decode()
         what = what if len(what) <= MAX_WHAT else what[: MAX_WHAT - 1] + "…"
         self._of.note(self.route, effect, what)
@@ -346,7 +352,7 @@ class Guard:
             f"{self.route}: a shadow or warm-up request may not {_VERBS[effect]} {what}. "
             f"Skip it where jumpstart.is_warmup() is true{_REMEDIES.get(effect, '')}"
         )
-        return EffectRefused(message, self.route, effect.value, what)
+        raise EffectRefused(message, self.route, effect.value, what)
 
     def check_address(self, host: str, port: int, effect: Effect = Effect.CONNECT) -> None:
         """
@@ -354,20 +360,20 @@ class Guard:
             EffectRefused: nobody may speak to it; as the following.
         """
         if not self._of.allows_address(host, port):
-            raise self.refuse(effect, f"{f'[{host}]' if ':' in host else host}:{port}")
+            self.refuse(effect, f"{f'[{host}]' if ':' in host else host}:{port}")
 
     def check_socket(self, path: str, effect: Effect = Effect.CONNECT) -> None:
         """A Unix socket; those without a name are this process's own pairs."""
         if path and not self._of.allows_socket(path):
-            raise self.refuse(effect, f"unix:{path}")
+            self.refuse(effect, f"unix:{path}")
 
     def check_write(self, path: str, *, follow: bool = True) -> None:
         """A path that is about to be opened for writing, made, renamed, removed."""
-        if not self._of.allows_write(path, follow=follow):
-            raise self.refuse(Effect.WRITE, str(Path(path).absolute()))
+        if not self._writes and not self._of.allows_write(path, follow=follow):
+            self.refuse(Effect.WRITE, str(Path(path).absolute()))
 
     def check_sql(self, sql: object) -> None:
         """A statement for a database, wherever it is: an address that is allowed may be read from."""
         text = sql.decode("utf-8", "replace") if isinstance(sql, bytes) else str(sql)
         if not is_read_only(text):
-            raise self.refuse(Effect.SQL, " ".join(text.split()))
+            self.refuse(Effect.SQL, without_values(text))

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jumpstart.arguments import stable_digest
+from jumpstart.context import unguarded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +65,8 @@ def load(cache: Cache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found |
     if key is None:
         return None
     try:
-        row = store.get(key)
+        with unguarded():
+            row = store.get(key)
         if row is None:
             return None
         stamp, _, data = row.partition(b"\n")
@@ -105,7 +107,8 @@ def save(cache: Cache, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
         _tell(f"a value of {cache.name} has {len(data)} bytes and is not shared; the limit is {MAX_VALUE_BYTES}")
         return
     try:
-        store.put(key, datetime.now(UTC).isoformat().encode() + b"\n" + data)
+        with unguarded():
+            store.put(key, datetime.now(UTC).isoformat().encode() + b"\n" + data)
     except Exception as error:
         _failed(error)
 

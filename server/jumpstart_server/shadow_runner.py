@@ -246,6 +246,7 @@ class ASGIDriver:
             timeout_s=self._timeout_s,
             guard=self._guard,
             on_result=outcomes.append,
+            logs=False,
             **self._where,
         )
         return Ran(outcomes[0] if outcomes else _not_run(request), cpu_s)
@@ -283,6 +284,7 @@ class WSGIDriver:
             timeout_s=self._timeout_s,
             guard=self._guard,
             on_result=outcomes.append,
+            logs=False,
             **self._where,
         )
         cpu_s = 0.0

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import importlib
+import logging
+import logging.handlers
 import multiprocessing
 import os
+import shelve
 import signal
 import smtplib
 import socket
@@ -15,9 +19,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import copy_context
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.pool import ThreadPool
@@ -32,10 +37,12 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumpstart import EffectRefused
+import jumpstart
+from jumpstart import EffectRefused, is_warmup, renewals
 from jumpstart.context import RequestContext, request_context
 from jumpstart.errors import ConfigError
-from jumpstart.guard import MAX_KINDS, OTHER, Effect, EffectGuard, is_read_only, parse_allowed
+from jumpstart.guard import MAX_KINDS, OTHER, Effect, EffectGuard, parse_allowed
+from jumpstart.statements import is_read_only, without_values
 
 ROUTE = "POST /checkout"
 
@@ -358,6 +365,7 @@ def test_files_are_written_in_the_temporary_folder_only(guard: EffectGuard, tmp_
     open_file = (home / "log").open("a")
     before = sorted(home.iterdir())
     descriptor = os.open(home, os.O_RDONLY)
+    unbound = socket.socket(socket.AF_UNIX)
     calls: list[Callable[[], object]] = [
         lambda: (home / "new").write_text("x"),
         lambda: old.open("a"),
@@ -380,10 +388,17 @@ def test_files_are_written_in_the_temporary_folder_only(guard: EffectGuard, tmp_
         lambda: os.utime(old),
         lambda: os.mkfifo(home / "pipe"),
         lambda: sqlite3.connect(home / "new.db"),
+        lambda: os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor),
+        lambda: os.write(open_file.fileno(), b"x"),
+        lambda: os.pwritev(open_file.fileno(), [b"x"], 0),
+        lambda: os.sendfile(open_file.fileno(), descriptor, 0, 1),
+        lambda: shelve.open(str(home / "new")),  # noqa: SIM115  # it is refused
+        lambda: unbound.bind(str(home / "socket")),
     ]
     for call in calls:
         assert refused(guard, call).effect == "write"
     os.close(descriptor)
+    unbound.close()
     assert sorted(home.iterdir()) == before
     assert old.read_text() == "old"
     with guarded(guard):
@@ -422,9 +437,12 @@ def test_no_process_is_started_and_no_signal_sent(guard: EffectGuard, tmp_path: 
         lambda: fork.Process(target=mark.touch).start(),
         lambda: spawn.Process(target=mark.touch).start(),
         lambda: ProcessPoolExecutor(1).submit(os.getpid),
+        lambda: spawn.Lock(),  # it starts a process that minds it
     ]
     for call in calls:
         assert refused(guard, call).effect == "process"
+    assert refused(guard, lambda: subprocess.run(["curl", "--password=secret"])).what == "curl"
+    assert refused(guard, lambda: subprocess.run("PASSWORD=secret curl", shell=True)).what == "/bin/sh -c curl"
     assert not mark.exists()
     assert refused(guard, lambda: os.kill(os.getpid(), signal.SIGKILL)).what == f"SIGKILL to {os.getpid()}"
     refused(guard, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
@@ -485,6 +503,126 @@ def test_code_that_runs_in_a_copy_of_the_context_is_guarded(guard: EffectGuard, 
         copied = copy_context()
     with pytest.raises(EffectRefused):
         copied.run((tmp_path / "late").write_text, "x")
+
+
+async def _next_job(queue: asyncio.Queue[Path]) -> None:
+    while True:
+        (await queue.get()).write_text(str(is_warmup()))
+
+
+def test_a_task_that_outlives_its_request_is_no_part_of_it_for_ever(guard: EffectGuard, tmp_path: Path) -> None:
+    """An app may start a task that serves all later requests in whichever request comes first."""
+
+    async def main() -> None:
+        queue: asyncio.Queue[Path] = asyncio.Queue()
+        context = RequestContext(warmup=True, guard=guard.of(ROUTE))
+        with request_context(context):
+            tasks = [asyncio.create_task(_next_job(queue)) for _ in range(2)]
+            await asyncio.sleep(0)
+        queue.put_nowait(tmp_path / "early")
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        context.lapses = time.monotonic()
+        queue.put_nowait(tmp_path / "later")
+        while not queue.empty() or not (tmp_path / "later").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(each) for each in results} == {EffectRefused, asyncio.CancelledError}
+
+    asyncio.run(main())
+    assert not (tmp_path / "early").exists()
+    assert (tmp_path / "later").read_text() == "False"
+
+
+# --- what real requests share with it -------------------------------------------------------------------------------
+
+
+def test_a_module_is_imported_whole(guard: EffectGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does then it does once in each process; half of it would stay for real requests."""
+    text = f"""
+import pathlib, threading
+pathlib.Path({str(tmp_path)!r}, "imported").write_text("x")
+thread = threading.Thread(target=lambda: None)
+thread.start()
+def call():
+    pathlib.Path({str(tmp_path)!r}, "called").write_text("x")
+"""
+    (tmp_path / "lazy_module_with_effects.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with guarded(guard):
+        module = importlib.import_module("lazy_module_with_effects")
+    module.thread.join(10)
+    assert (tmp_path / "imported").exists()
+    assert refused(guard, module.call).what == str(tmp_path / "called")
+    del sys.modules["lazy_module_with_effects"]
+
+
+def test_log_lines_are_written_and_files_rotated_but_nobody_is_sent_one(
+    guard: EffectGuard, mail: Mail, tmp_path: Path
+) -> None:
+    rotating = logging.handlers.RotatingFileHandler(tmp_path / "app.log", maxBytes=10, backupCount=1, delay=True)
+    mailing = logging.handlers.SMTPHandler(("127.0.0.1", mail.port), "a@example.com", ["b@example.com"], "hello")
+    log = logging.Logger("app")
+    log.addHandler(mailing)
+    log.addHandler(rotating)
+    with guarded(guard):
+        log.error("the first")
+        log.error("the second")
+    rotating.close()
+    assert (tmp_path / "app.log").read_text() == "the second\n"
+    assert (tmp_path / "app.log.1").read_text() == "the first\n"
+    assert mail.mails == []
+    assert report(guard) == {("connect", f"127.0.0.1:{mail.port}"): 2}
+
+
+def test_a_default_for_a_failure_is_not_kept_for_real_requests(guard: EffectGuard, payments: Payments) -> None:
+    """Neither by the one who asks next, nor by one who has waited for the same computation."""
+    computing = threading.Event()
+
+    @jumpstart.cached(ttl=300)
+    def answer() -> str:
+        computing.set()
+        while is_warmup() and not others:
+            time.sleep(0.001)
+        try:
+            return httpx.post(payments.url, content=b"1", trust_env=False).text
+        except Exception:
+            return "a default"
+
+    others: list[Future[str]] = []
+    with ThreadPoolExecutor(2) as pool:
+
+        def shadow() -> str:
+            with guarded(guard):
+                return answer()
+
+        refusal = pool.submit(shadow)
+        assert computing.wait(10)
+        others.append(pool.submit(answer))
+        assert isinstance(refusal.exception(10), EffectRefused)
+        assert others[0].result(10) == "ok"
+
+
+def test_a_stale_value_is_renewed_for_whoever_asks(guard: EffectGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = threading.Event()
+    numbers = iter(range(100))
+
+    @jumpstart.cached(ttl=0.001, stale_ttl=300)
+    def number() -> int:
+        value = next(numbers)
+        if value:
+            renewed.set()
+            assert not is_warmup()
+        return value
+
+    number()
+    time.sleep(0.002)
+    monkeypatch.setattr(renewals, "pool", renewals.Pool(idle_s=0.01))  # without a thread of another test
+    with guarded(guard):
+        assert number() == 0
+    assert renewed.wait(10)
+    assert guard.refused == 0
 
 
 # --- databases ------------------------------------------------------------------------------------------------------
@@ -593,7 +731,19 @@ print(Order.objects.count(), guard.refused)
         ("(select 1) union (select 2)", True),
         ("WITH a AS (SELECT 1) SELECT * FROM a", True),
         ("WITH a AS (DELETE FROM t RETURNING *) SELECT * FROM a", False),
-        ("select * from t for update", True),
+        ("select * from t for update", False),  # a lock that real requests would wait for
+        ("select * from t for no key update", False),
+        ("select * from t for share", False),
+        ("select pg_advisory_lock(1)", False),
+        ("SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET ALL", True),  # asyncpg, after each use
+        ("select 1 /*! ; delete from t */", False),
+        (r"select * from t where a = '\'; delete from t; --'", False),
+        (r"select * from t where a like 'x\%' escape '\' and b = 'new'", True),
+        ("begin charge_card(1); end", False),
+        ("begin transaction isolation level serializable read only", True),
+        ("declare a cursor for select * from t", True),
+        ("declare a int := charge_card(1)", False),
+        ("show create table t", True),
         ("select * into copy from t", False),
         ("select nextval('s')", False),
         ("explain analyze insert into t values (1)", False),
@@ -601,7 +751,8 @@ print(Order.objects.count(), guard.refused)
         ("replace into t values (1)", False),
         ("select replace(name, 'a', 'b') from t", True),
         ("update t set a = 1", False),
-        ("BEGIN IMMEDIATE", True),
+        ("BEGIN IMMEDIATE", False),
+        ("BEGIN", True),
         ("savepoint a", True),
         ("PRAGMA foreign_keys = ON", True),
         ("pragma main.user_version", True),
@@ -617,6 +768,12 @@ def test_statements_that_only_read_are_told_by_their_words(sql: str, expected: b
     assert is_read_only(sql) is expected
 
 
+def test_a_refused_statement_is_named_without_the_values_in_it() -> None:
+    sql = """insert into "users" values ('o''neil@example.com', "b@example.com", 4711,
+        $$secret$$)"""
+    assert without_values(sql) == 'insert into "users" values (?, ?, ?, ?)'
+
+
 @given(st.text(max_size=60), st.sampled_from(["insert into t values (1)", "delete from t", "drop table t"]))
 def test_no_statement_in_front_hides_one_that_writes(front: str, write: str) -> None:
     quotes = "'\"`[/$-"
@@ -629,12 +786,15 @@ def test_no_statement_in_front_hides_one_that_writes(front: str, write: str) -> 
 
 def test_the_report_is_bounded(guard: EffectGuard) -> None:
     for number in range(MAX_KINDS + 50):
-        guard.of(ROUTE).refuse(Effect.CONNECT, f"10.0.0.{number}:80")
+        with pytest.raises(EffectRefused):
+            guard.of(ROUTE).refuse(Effect.CONNECT, f"10.0.0.{number}:80")
     refusals = guard.refusals()
     assert len(refusals) == MAX_KINDS + 1
     assert guard.refused == sum(each.count for each in refusals) == MAX_KINDS + 50
     assert (refusals[0].route, refusals[0].count) == (OTHER, 50)
-    assert len(guard.of(ROUTE).refuse(Effect.CONNECT, "x" * 5000).what) == 200
+    with pytest.raises(EffectRefused) as raised:
+        guard.of(ROUTE).refuse(Effect.CONNECT, "x" * 5000)
+    assert len(raised.value.what) == 200
 
 
 @pytest.mark.parametrize("entry", ["host", "host:0", "host:70000", "::1:80", "unix:relative", "file:x", "a b:1", ":1"])

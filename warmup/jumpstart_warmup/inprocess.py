@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from jumpstart.context import RequestContext, request_context
+from jumpstart.context import LINGER_S, RequestContext, request_context
 from jumpstart.imports import import_events
 from jumpstart_warmup.corpus import MARKER_HEADER, WarmRequest, encodable
 from jumpstart_warmup.observe import WARMUP_KEY, ASGIApp, Clock, Environ, Scope, WSGIApp
@@ -93,8 +93,8 @@ class WarmupResult(msgspec.Struct):
     cold_events: int = 0
     statuses: dict[int, int] = {}
 
-    def add(self, outcome: Outcome) -> None:
-        """Count one request."""
+    def add(self, outcome: Outcome, *, logs: bool = True) -> None:
+        """Count one request, and log it if it failed and *logs*."""
         self.requests += 1
         self.cold_events += outcome.cold_events
         if outcome.status is not None:
@@ -105,7 +105,13 @@ class WarmupResult(msgspec.Struct):
         self.failures += 1
         request = outcome.request
         if len(self.failed) < MAX_FAILURES:
-            log.warning("warm-up: %s %s: %s", request.method, request.path, outcome.error)
+            log.log(
+                logging.WARNING if logs else logging.DEBUG,
+                "warm-up: %s %s: %s",
+                request.method,
+                request.path,
+                outcome.error,
+            )
             self.failed.append(Failure(request.method, request.path, outcome.status, outcome.error))
 
 
@@ -188,6 +194,7 @@ async def warm_asgi(
     grace_s: float = GRACE_S,
     on_result: OnResult | None = None,
     guard: GuardOf | None = None,
+    logs: bool = True,
 ) -> WarmupResult:
     """
     Send *requests* to an ASGI app, one after the other, in the running asyncio loop.
@@ -204,6 +211,7 @@ async def warm_asgi(
         stream_chunks: chunks after which a response is left.
         grace_s: seconds from a disconnect to cancelling the app, and from that to leaving the task alone.
         guard: refuses effects of the requests; None allows them.
+        logs: false where a request that fails is worth no line.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; the app's task is cancelled too. Nothing else.
@@ -222,7 +230,7 @@ async def warm_asgi(
         error = await call.run(app, scope, timeout_s, left_s)
         events = _cold_events(call.context)
         outcome = Outcome(request, call.status, error, clock() - begun, len(events), call.is_late, events)
-        result.add(outcome)
+        result.add(outcome, logs=logs)
         on_result = _tell(on_result, outcome)
     result.elapsed_s = clock() - started
     return result
@@ -350,6 +358,8 @@ class _Call:
             except BaseException as error:  # SystemExit too: an app must not end the boot by answering a request
                 self._error = error
                 log.debug("warm-up: %s %s raised", self._request.method, self._request.path, exc_info=True)
+            finally:
+                self.context.lapses = time.monotonic() + LINGER_S
 
     async def _receive(self) -> MutableMapping[str, Any]:
         if not self._body_given:
@@ -427,6 +437,7 @@ class WSGIWarmup:
         stream_chunks: int = STREAM_CHUNKS,
         on_result: OnResult | None = None,
         guard: GuardOf | None = None,
+        logs: bool = True,
     ) -> None:
         """
         The environ says ``"jumpstart.warmup": True``. Arguments as for `warm_asgi`; *root_path* is the SCRIPT_NAME.
@@ -445,6 +456,7 @@ class WSGIWarmup:
         self._stream_limit_s, self._stream_chunks = stream_limit_s, stream_chunks
         self._on_result = on_result
         self._guard = guard
+        self._logs = logs
         self._lock = threading.Lock()  # held for what both threads change, never while the app runs
         self._result = WarmupResult()
         self._started = clock()
@@ -472,6 +484,7 @@ class WSGIWarmup:
                 status, error = _call_wsgi(
                     self._app, request, environ, self._clock, deadline, self._stream_limit_s, self._stream_chunks
                 )
+            context.lapses = time.monotonic() + LINGER_S
             with self._lock:
                 if self._is_over:
                     break
@@ -494,7 +507,7 @@ class WSGIWarmup:
             return self._end()
 
     def _count(self, outcome: Outcome) -> None:
-        self._result.add(outcome)
+        self._result.add(outcome, logs=self._logs)
         self._on_result = _tell(self._on_result, outcome)
 
     def _end(self) -> WarmupResult:
