@@ -161,10 +161,11 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shadow(msgspec.Struct, frozen=True, tag=True):
-    """Run *request* as a shadow request, when there is nothing better to do."""
+    """Run *request*, of *route*, as a shadow request, when there is nothing better to do."""
 
     request: WarmRequest
     lane: Lane
+    route: str = ""
 
 
 class SampleRate(msgspec.Struct, frozen=True, tag=True):

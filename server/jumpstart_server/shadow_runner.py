@@ -26,7 +26,7 @@ from jumpstart_server.messages import MetCold, Sampled
 from jumpstart_server.settings import TenantSettings
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.inprocess import GuardOf, Outcome, WSGIWarmup, warm_asgi
-from jumpstart_warmup.sampling import Lookout
+from jumpstart_warmup.sampling import MAX_EVENTS, Cold, Lookout
 from jumpstart_warmup.shadow import Allowance, Lane, ShadowCounts, ShadowQueue
 
 logger = logging.getLogger(__name__)
@@ -67,10 +67,13 @@ class ShadowRunner:
         waiting: ShadowQueue,
         *,
         has_room: Callable[[], bool],
+        on_cold: Callable[[Cold], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """*on_cold*: is told of a request drawn at random that met cold work, which nobody may have met before."""
         self._driver = driver
+        self._on_cold = on_cold
         self._queue = waiting
         self._has_room = has_room
         self._clock = clock
@@ -79,9 +82,9 @@ class ShadowRunner:
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
 
-    def offer(self, request: WarmRequest, lane: Lane) -> None:
+    def offer(self, request: WarmRequest, lane: Lane, route: str = "") -> None:
         """Run it when there is time."""
-        if not self._is_over and self._queue.offer(request, lane, self._clock()):
+        if not self._is_over and self._queue.offer(request, lane, self._clock(), route):
             self._came.set()
 
     def start(self) -> None:
@@ -125,6 +128,8 @@ class ShadowRunner:
         self._queue.ran(
             failed=outcome.error is not None, events=list(outcome.events), cpu_s=ran.cpu_s, now=self._clock()
         )
+        if item.lane == "random" and outcome.events and not outcome.is_late:
+            self._on_cold(Cold(item.request, item.route or item.request.name, outcome.events[:MAX_EVENTS]))
         await self._sleep(REST)
 
 
@@ -144,18 +149,37 @@ class Shadows:
         self._queue = ShadowQueue(Allowance(tenant.shadow_rate, tenant.shadow_cpu, time.monotonic()))
         self._tenant = tenant
         self._runner: ShadowRunner | None = None
+        self._has_one_thread = False
         self._sampler: asyncio.Task[None] | None = None
         self._rate, self._most = 0.0, 0
         self._lost = 0  # of the samples, as was told
         self.lookout: Lookout | None = None
         self._send: Callable[[MetCold | Sampled], None] = lambda _: None
 
-    def begin(self, driver: Driver, *, has_room: Callable[[], bool], send: Callable[[MetCold | Sampled], None]) -> None:
-        """The worker serves. *send*: to the supervisor."""
+    def begin(
+        self,
+        driver: Driver | None,
+        *,
+        has_room: Callable[[], bool],
+        send: Callable[[MetCold | Sampled], None],
+    ) -> None:
+        """
+        The worker serves.
+
+        Args:
+            driver: None where nothing may run beside real requests: an app with one thread may be made for one.
+            send: to the supervisor.
+        """
         loop = asyncio.get_running_loop()
         self._send = send
-        self._runner = ShadowRunner(driver, self._queue, has_room=has_room)
-        self._runner.start()
+        if driver is None:
+            self._has_one_thread = True
+            self._queue.clear("one-thread")
+        else:
+            tells = self._tenant.shadow_cold and self._tenant.replay
+            on_cold = (lambda cold: send(MetCold(cold))) if tells else (lambda _: None)
+            self._runner = ShadowRunner(driver, self._queue, has_room=has_room, on_cold=on_cold)
+            self._runner.start()
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -166,12 +190,14 @@ class Shadows:
         self.lookout = Lookout(routes=routes, wake=wake, tells_cold=tenant.shadow_cold and tenant.replay)
         self.sample(self._rate, self._most)
 
-    def offer(self, request: WarmRequest, lane: Lane) -> None:
+    def offer(self, request: WarmRequest, lane: Lane, route: str = "") -> None:
         """Run it when there is time; before this has begun, then."""
-        if self._runner is None:
-            self._queue.offer(request, lane, time.monotonic())
+        if self._has_one_thread:
+            self._queue.drop("one-thread")
+        elif self._runner is None:
+            self._queue.offer(request, lane, time.monotonic(), route)
         else:
-            self._runner.offer(request, lane)
+            self._runner.offer(request, lane, route)
 
     def sample(self, rate: float, most: int) -> None:
         """Tell of this share of the real requests from now on, *most* of them in a second."""

@@ -2,8 +2,9 @@
 Who of a tenant's workers is to repeat which request of another one, and who listens to a sample of the traffic.
 
 A request that met cold work goes to all other workers, once: `Relay` knows what it has passed on lately, since each of
-them will meet the same. Shadow requests themselves are never reported, so nothing goes round in circles. `Relay`
-decides and does nothing; `Shadowing` is what a tenant has of it.
+them will meet the same. What they meet in it is never reported, so nothing goes round in circles; a shadow request that
+was drawn at random is, since it may be the first to meet something. `Relay` decides and does nothing; `Shadowing` is
+what a tenant has of it.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class Shadowing:
             if sample.draw < self._random:
                 other = self._relay.pick(self._others(member))
                 if other is not None:
-                    other.send(Shadow(sample.request, "random"))
+                    other.send(Shadow(sample.request, "random", sample.route))
 
     def recent(self, now: float) -> list[WarmRequest]:
         """As of `Relay`."""

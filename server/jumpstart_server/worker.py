@@ -265,7 +265,7 @@ class _Worker:
                 elif isinstance(message, Reopen):
                     reopen_logs()
                 elif isinstance(message, Shadow):
-                    self._shadows.offer(message.request, message.lane)
+                    self._shadows.offer(message.request, message.lane, message.route)
                 elif isinstance(message, SampleRate):
                     self._shadows.sample(message.rate, message.most)
                 elif isinstance(message, Ask):
@@ -334,9 +334,10 @@ class _Worker:
         where: dict[str, Any] = {"server": (tenant.warmup_host, 80), "root_path": tenant.root_path}
         timeout_s = min(TIMEOUT_S, tenant.timeout or TIMEOUT_S)
         guard = None if self._guard is None else self._guard.of
-        driver: Driver
+        driver: Driver | None = None
         if self.booted.interface == "wsgi":
-            driver = WSGIDriver(self.app, timeout_s=timeout_s, guard=guard, **where)
+            if tenant.threads != 1:  # an app that has one may be made for one: nothing runs beside it
+                driver = WSGIDriver(self.app, timeout_s=timeout_s, guard=guard, **where)
         else:
             driver = ASGIDriver(self.app, self._driver.state, timeout_s=timeout_s, guard=guard, **where)
         self._shadows.begin(driver, has_room=self.engine.has_room, send=self.channel.send)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from jumpstart.context import current
-from jumpstart_server.shadow_runner import ASGIDriver, Driver, Ran, ShadowRunner, WSGIDriver
+from jumpstart_server.settings import TenantSettings
+from jumpstart_server.shadow_runner import ASGIDriver, Driver, Ran, ShadowRunner, Shadows, WSGIDriver
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.inprocess import Outcome
+from jumpstart_warmup.sampling import Cold
 from jumpstart_warmup.shadow import Allowance, ShadowQueue
 
 PAGE = WarmRequest(path="/page")
@@ -68,6 +70,37 @@ def test_nothing_runs_without_room_and_then_one_after_the_other() -> None:
         runner.stop()
         runner.offer(PAGE, "cold")
         assert len(waiting) == 0
+
+    asyncio.run(scene())
+
+
+def test_cold_work_in_a_request_drawn_at_random_is_told_and_in_a_cold_one_is_not() -> None:
+    """Who runs a cold one was told of it; what one at random meets is news to the others."""
+
+    async def scene() -> None:
+        driver, waiting, told = FakeDriver(), ShadowQueue(Allowance(600, 0.5, time.monotonic())), list[Cold]()
+        driver.may_end.set()
+        runner = ShadowRunner(driver, waiting, has_room=lambda: True, on_cold=told.append, clock=_steady())
+        runner.start()
+        runner.offer(PAGE, "cold")
+        runner.offer(WarmRequest(path="/page/7"), "random", "GET /page/{id}")
+        await until(lambda: waiting.counts().done == 2)
+        assert told == [Cold(WarmRequest(path="/page/7"), "GET /page/{id}", (("import", "decimal"),))]
+        runner.stop()
+
+    asyncio.run(scene())
+
+
+def test_nothing_runs_beside_the_one_thread_of_an_app() -> None:
+    async def scene() -> None:
+        shadows = Shadows(TenantSettings(threads=1))
+        shadows.offer(PAGE, "cold")
+        shadows.begin(None, has_room=lambda: True, send=lambda _: None)
+        shadows.offer(PAGE, "random")
+        assert shadows.counts().dropped == {"one-thread": 2}
+        assert shadows.counts().waiting == 0
+        assert shadows.lookout is not None  # the others may have more
+        shadows.stop()
 
     asyncio.run(scene())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from jumpstart.context import RequestContext
 from jumpstart.errors import ConfigError
 from jumpstart_warmup.observe import Observer
-from jumpstart_warmup.sampling import MAX_BODY, Cold, Lookout, Memory, parse_routes
+from jumpstart_warmup.sampling import MAX_BODY, MAX_COLD, Cold, Lookout, Memory, parse_routes
+from jumpstart_warmup.traffic import USER_AGENT
 
 HEADERS = [(b"accept", b"text/html"), (b"cookie", b"who=me"), (b"authorization", b"Basic x")]
 COLD = [("import", "decimal")]
@@ -37,6 +39,36 @@ def test_a_request_that_met_cold_work_is_told_of_once_and_scrubbed() -> None:
     assert met(told, target=b"/shop?page=2") == []
     assert len(met(told, events=[*COLD, ("template", "x.html")])) == 1
     assert len(met(told, route="/other", target=b"/other")) == 1
+
+
+def test_a_request_has_its_own_headers_and_no_others_are_held() -> None:
+    """A path may be cold in one language only; and a thousand that wait may not hold a megabyte each."""
+    told, _ = lookout()
+    told.rate = 1.0
+    for language in (b"de", b"fr"):
+        headers = [(b"accept-language", language), *HEADERS, (b"x-large", b"x" * 8000), (b"accept", b"x" * 8000)]
+        told.passed("/shop", "GET", b"/shop", headers, 200)
+        assert len(msgspec.json.encode(told._samples[-1].headers)) < 100
+    told.passed("/shop", "GET", b"/shop?q=" + b"x" * 4000, HEADERS, 200)
+    languages = [dict(each.request.headers)["accept-language"] for each in told.take_samples()]
+    assert languages == ["de", "fr"]
+
+
+def test_what_finds_no_room_is_news_again() -> None:
+    told, _ = lookout()
+    routes = [f"/page-{number}" for number in range(MAX_COLD + 1)]
+    for route in routes:
+        told.met(route, COLD, "GET", b"/shop", HEADERS, 200)
+    assert len(told.take_cold()) == MAX_COLD
+    assert len(met(told, routes[-1])) == 1
+
+
+def test_what_another_server_mirrors_is_no_sample_even_without_its_mark() -> None:
+    """A proxy may drop headers that it does not know; two servers that mirror each other must not make a loop of it."""
+    told, _ = lookout()
+    told.rate = 1.0
+    told.passed("/shop", "GET", b"/shop", [(b"user-agent", USER_AGENT.encode())], 200)
+    assert told.take_samples() == []
 
 
 def test_what_may_not_be_repeated_is_not_told_of() -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from jumpstart.errors import ConfigError
 from jumpstart_warmup.corpus import Headers, WarmRequest, scrub
-from jumpstart_warmup.targets import is_health_check
+from jumpstart_warmup.targets import KEPT_HEADERS, MAX_HEADER_VALUE, MAX_TARGET, is_fit_target, is_health_check
 
 AGAIN_AFTER = 300.0  # seconds after which the same cold event on the same route is news again
 MAX_KNOWN = 4096  # events of routes that are remembered
@@ -27,6 +27,7 @@ MAX_HELD = 1000  # samples that wait to be taken
 MAX_COLD = 100  # cold requests that wait to be taken
 MAX_BODY = 64 * 1024  # bytes of a body that is kept
 SAFE = ("GET", "HEAD")
+_WANTED_HEADERS = {name.encode(): name for name in (*KEPT_HEADERS, "user-agent", "content-type")}
 _CONTENT_TYPE = re.compile(r"[a-zA-Z0-9][\w.+-]{0,60}/[\w.+-]{1,60}(?:;\s?(?:charset|boundary)=[\w.'\"+-]{1,80})?")
 
 Event = tuple[str, str]
@@ -104,17 +105,28 @@ class Memory:
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """A request as it was, not scrubbed yet."""
+    """A request as it was, not scrubbed yet; but for cookies and the like, which are never kept."""
 
     method: str
     target: bytes
-    headers: Headers
+    headers: tuple[tuple[str, str], ...]
     body: bytes | None
     route: str
     status: int
     at: float
     draw: float
     events: tuple[Event, ...]
+
+
+def _wanted(headers: Headers) -> tuple[tuple[str, str], ...]:
+    """Those that scrubbing looks at: of a thousand that wait, each might have a megabyte of others."""
+    found = []
+    for raw_name, raw_value in headers:
+        name = (raw_name if isinstance(raw_name, bytes) else raw_name.encode("latin-1", "replace")).lower()
+        if name in _WANTED_HEADERS and len(raw_value) <= MAX_HEADER_VALUE:
+            value = raw_value.decode("latin-1") if isinstance(raw_value, bytes) else raw_value
+            found.append((_WANTED_HEADERS[name], value))
+    return tuple(found)
 
 
 class Lookout:
@@ -156,7 +168,7 @@ class Lookout:
         self._memory = Memory()
         self._cold: deque[_Held] = deque()
         self._samples: deque[_Held] = deque()
-        self._judged: dict[tuple[str, bytes], WarmRequest | None] = {}
+        self._judged: dict[bytes, bool] = {}
 
     def met(
         self,
@@ -174,9 +186,10 @@ class Lookout:
         now = self._clock()
         key = f"{method} {route}"
         with self._lock:
-            if not self._memory.is_news(key, events, now) or len(self._cold) >= MAX_COLD:
+            # One that finds no room is news again the next time.
+            if len(self._cold) >= MAX_COLD or not self._memory.is_news(key, events, now):
                 return
-            held = _Held(method, target, headers, body, key, status, now, 0.0, tuple(events[:MAX_EVENTS]))
+            held = _Held(method, target, _wanted(headers), body, key, status, now, 0.0, tuple(events[:MAX_EVENTS]))
             self._cold.append(held)
         self._wake()
 
@@ -193,11 +206,13 @@ class Lookout:
         name = route or target.partition(b"?")[0].decode("latin-1")
         if not self._may_repeat(method, name, target):
             return
-        held = _Held(method, target, headers, body, f"{method} {name}", status, self._clock(), draw, ())
+        held = _Held(method, target, _wanted(headers), body, f"{method} {name}", status, self._clock(), draw, ())
         with self._lock:
             self._samples.append(held)
 
     def _may_repeat(self, method: str, route: str, target: bytes) -> bool:
+        if len(target) > MAX_TARGET:
+            return False
         return method in SAFE or (method in self.methods and self._is_listed(method, route, target))
 
     def _is_listed(self, method: str, route: str, target: bytes) -> bool:
@@ -227,14 +242,14 @@ class Lookout:
     def _scrubbed(self, held: _Held) -> WarmRequest | None:
         if held.method not in SAFE:
             return _listed(held)
-        key = (held.method, held.target)
-        if key not in self._judged:
+        target = held.target.decode("latin-1")
+        is_fit = self._judged.get(held.target)  # what costs most of it
+        if is_fit is None:
             if len(self._judged) >= MAX_KNOWN:
                 self._judged.clear()
-            target = held.target.decode("latin-1")
-            unfit = is_health_check(target)
-            self._judged[key] = None if unfit else scrub(held.method, target, held.headers)
-        return self._judged[key]
+            is_fit = self._judged[held.target] = not is_health_check(target) and is_fit_target(target)
+        plain = scrub(held.method, "/", held.headers) if is_fit else None
+        return None if plain is None else msgspec.structs.replace(plain, path=target)
 
 
 def _listed(held: _Held) -> WarmRequest | None:
@@ -246,12 +261,9 @@ def _listed(held: _Held) -> WarmRequest | None:
     """
     if held.body is None or len(held.body) > MAX_BODY:
         return None
-    pairs = [
-        tuple(part.decode("latin-1") if isinstance(part, bytes) else part for part in header) for header in held.headers
-    ]
-    plain = scrub("GET", "/", [(name, value) for name, value in pairs])
+    plain = scrub("GET", "/", held.headers)
     if plain is None:
         return None
-    kinds = [value for name, value in pairs if name.lower() == "content-type" and _CONTENT_TYPE.fullmatch(value)]
+    kinds = [value for name, value in held.headers if name == "content-type" and _CONTENT_TYPE.fullmatch(value)]
     headers = (*plain.headers, *((("content-type", kinds[0]),) if kinds else ()))
     return WarmRequest(method=held.method, path=held.target.decode("latin-1"), headers=headers, body=held.body)

@@ -35,7 +35,7 @@ class ShadowCounts(msgspec.Struct, frozen=True, kw_only=True):
         cold_requests: those that met cold work: what they have spared real requests.
         cold_events: kind → number.
         dropped: reason → number: ``twice``, it waits already; ``full``; ``expired`` and ``busy``, no idle moment came,
-            for a cold or a random one; ``budget``.
+            for a cold or a random one; ``budget``; ``one-thread``, real requests have no second one either.
         cpu_s: seconds on the CPU.
         waiting: just now.
         effects: what the guard has refused.
@@ -122,11 +122,12 @@ class Allowance:
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A shadow request that has not run yet, and since when."""
+    """A shadow request that has not run yet, and since when. *route* is that of the real one."""
 
     request: WarmRequest
     lane: Lane
     since: float
+    route: str = ""
 
 
 class ShadowQueue:
@@ -143,16 +144,16 @@ class ShadowQueue:
     def __len__(self) -> int:
         return sum(map(len, self._lanes.values()))
 
-    def offer(self, request: WarmRequest, lane: Lane, now: float) -> bool:
+    def offer(self, request: WarmRequest, lane: Lane, now: float, route: str = "") -> bool:
         """Let *request* wait, if there is room. One that waits already, in the same lane, need not twice."""
         queue = self._lanes[lane]
         if any(each.request == request for each in queue):
-            self._drop("twice")
+            self.drop("twice")
             return False
         if len(queue) >= (MOST_COLD if lane == "cold" else MOST_RANDOM):
-            self._drop("full")
+            self.drop("full")
             return False
-        queue.append(Waiting(request, lane, now))
+        queue.append(Waiting(request, lane, now, route))
         return True
 
     def take(self, now: float, *, idle: bool, very_idle: bool) -> Waiting | None:
@@ -166,20 +167,27 @@ class ShadowQueue:
         for lane, queue in self._lanes.items():
             while queue and now - queue[0].since >= PATIENCE[lane]:
                 queue.popleft()
-                self._drop("expired" if lane == "cold" else "busy")
+                self.drop("expired" if lane == "cold" else "busy")
             if not queue:
                 continue
             if not self._allowance.allows(lane, now):
                 while lane == "random" and queue:
                     queue.popleft()
-                    self._drop("budget")
+                    self.drop("budget")
                 continue
             if idle and (lane == "cold" or very_idle):
                 return queue.popleft()
             while lane == "random" and queue:  # to look again and again would be a burden on who is busy
                 queue.popleft()
-                self._drop("busy")
+                self.drop("busy")
         return None
+
+    def clear(self, reason: str) -> None:
+        """None of those that wait will run."""
+        for queue in self._lanes.values():
+            while queue:
+                queue.popleft()
+                self.drop(reason)
 
     def ran(self, *, failed: bool, events: list[tuple[str, str]], cpu_s: float, now: float) -> None:
         """One has ended."""
@@ -192,7 +200,8 @@ class ShadowQueue:
             for kind, _ in events:
                 self._cold_events[kind] = self._cold_events.get(kind, 0) + 1
 
-    def _drop(self, reason: str) -> None:
+    def drop(self, reason: str) -> None:
+        """Count one that will not run; *reason* as in `ShadowCounts`."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def counts(self) -> ShadowCounts:

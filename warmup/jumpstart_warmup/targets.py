@@ -96,7 +96,8 @@ _HEALTH = _words_of("""
 _HEALTH_ALONE = _words_of("ping alive ready live _ping")  # words of a path elsewhere
 _PROBES = re.compile(
     rb"^(?:kube-probe/|elb-healthchecker/|googlehc/|consul health check|envoy/hc|haproxy|azure traffic manager|"
-    rb"route 53|amazon-route53-health-check|amazon route 53 health check)",
+    rb"route 53|amazon-route53-health-check|amazon route 53 health check|"
+    rb"jumpstart-shadow/)",  # what is replayed and mirrored, should a proxy have dropped its mark
     re.IGNORECASE,
 )
 

@@ -40,7 +40,8 @@ _TARGET = re.compile(r"/[\x21-\x7e]*")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,20}")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
 _VALUE = re.compile(r"[\x20-\x7e\t]*")
-_SET_HERE = frozenset({"content-length", "transfer-encoding", "connection", MARKER_HEADER})
+_SET_HERE = frozenset({"content-length", "transfer-encoding", "connection", "user-agent", MARKER_HEADER})
+USER_AGENT = "jumpstart-shadow/1"  # is not sampled, as what has the marker; so no proxy can make a loop
 
 Clock = Callable[[], float]
 
@@ -94,7 +95,7 @@ class Writer:
             ConfigError: the file cannot be made, or is there already.
         """
         try:
-            self._file = path.open("xb")
+            self._file = path.open("xb", buffering=0)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be made: {error.strerror}") from error
         self.count = 0
@@ -322,7 +323,7 @@ class _Sender:
         lines += [f"{name}: {value}" for name, value in each.headers]
         if each.body or each.method in ("POST", "PUT", "PATCH"):
             lines.append(f"content-length: {len(each.body)}")
-        lines += [f"{MARKER_HEADER}: 1", "connection: close", "", ""]
+        lines += [f"user-agent: {USER_AGENT}", f"{MARKER_HEADER}: 1", "connection: close", "", ""]
         return "\r\n".join(lines).encode("ascii") + each.body
 
 
