@@ -1,10 +1,11 @@
 """
 kill -9 at each point of a stage: each time that it is about to touch a file of ours, in a child forked for that point.
 
-A *point* is what the interpreter reports to an audit hook (open, rename, link, remove, mkdir, …, a step of SQLite, a
-connection), and each `os.write`, `os.fsync` and `os.close`, which it does not report; of files below the stage's folder
-only. A child ends itself just before it, in a write when half of it is written. Other files, of the interpreter or of a
-library, are not points: what happens to them is nobody's business here.
+A *point* is what changes a file: what the interpreter reports to an audit hook (open for writing, rename, link, remove,
+mkdir, …, a step of SQLite, a connection), and each `os.write`, which it does not report; of files below the stage's
+folder only. A child ends itself just before it, in a write when half of it is written. Reading, closing and syncing are
+no points, since whoever is killed there leaves what he leaves at the next change. Other files, of the interpreter or of
+a library, are none either: what happens to them is nobody's business here.
 
 One process imports everything once and forks for each point, which takes milliseconds; so stages can be killed at all
 of their points. A stage is a function of a folder, named ``module:function``.
@@ -13,6 +14,7 @@ of their points. A stage is a function of a folder, named ``module:function``.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -27,11 +29,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
-STEPS = 20  # instructions of SQLite's machine between two points
+STEPS = 40  # instructions of SQLite's machine between two points
 WITH_PATH = {  # audit event: position of the path that tells whether it is ours
     **{"open": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0},
     **{"os.truncate": 0, "os.chmod": 0, "shutil.rmtree": 0, "sqlite3.connect": 0},
 }
+CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 LIMIT_POINTS = 2000
 # What the stages import when they need it; each child would do so again.
 PRELOADED = (
@@ -98,6 +101,7 @@ class Killer:
 def main() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.freeze()  # children do not copy what they never change
     for line in sys.stdin.buffer:
         stage, folder, point, bytes_limit = json.loads(line)
         module, _, name = stage.partition(":")
@@ -145,8 +149,7 @@ class _Points:
 
     def arm(self) -> None:
         sys.addaudithook(self._audit)
-        for name in ("write", "fsync", "close"):
-            self._wrap(name, getattr(os, name))
+        os.write = self._halved(os.write)
         connect = sqlite3.connect
 
         def watched(*arguments: Any, **words: Any) -> sqlite3.Connection:
@@ -161,17 +164,18 @@ class _Points:
         self._write(self._tell, f" {self._count}".encode())
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and not arguments[2] & CHANGING:
+            return
         if event == "socket.connect" or (event in WITH_PATH and self._is_ours(arguments[WITH_PATH[event]])):
             self._reach(event)
 
-    def _wrap(self, name: str, real: Callable[..., Any]) -> None:
-        def call(descriptor: int, *rest: Any) -> Any:
+    def _halved(self, real: Callable[..., int]) -> Callable[..., int]:
+        def write(descriptor: int, data: bytes) -> int:
             if not self._is_over and self._is_ours(descriptor):
-                half = (lambda: real(descriptor, bytes(rest[0])[: len(rest[0]) // 2])) if name == "write" else None
-                self._reach(f"os.{name}", half)
-            return real(descriptor, *rest)
+                self._reach("os.write", lambda: real(descriptor, bytes(data)[: len(data) // 2]))
+            return real(descriptor, data)
 
-        setattr(os, name, call)
+        return write
 
     def _is_ours(self, path: object) -> bool:
         if isinstance(path, int):
