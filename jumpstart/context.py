@@ -35,6 +35,7 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
 
     Attributes:
         warmup: it is a warm-up or shadow request: nobody reads its response.
+        thread_cpu_s: of a warm-up request, seconds on the CPU of threads that ran code for it beside its own.
         events: cold events as ``(kind, what)``: ``("import", "decimal")``, ``("template", "cart.html")``.
         imports: names of modules whose import began in it, in order; those that failed are not in `sys.modules` after.
         guard: refuses what the request would do to others (`jumpstart/guard.py`); for requests that have no client.
@@ -53,6 +54,7 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
     latest: float = math.inf
     is_stopped: bool = False
     has_left: Callable[[], bool] | None = None
+    thread_cpu_s: float = 0.0
     events: list[tuple[str, str]] = []
     imports: list[str] = []
     guard: Guard | None = None

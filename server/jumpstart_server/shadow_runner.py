@@ -239,7 +239,7 @@ class Shadows:
 
 
 class ASGIDriver:
-    """Calls an ASGI app in a task. CPU time of the tasks and threads that it starts is not counted."""
+    """Calls an ASGI app in a task. CPU time of sync handlers is counted, that of other tasks that it starts is not."""
 
     def __init__(
         self, app: Any, state: dict[str, Any], *, timeout_s: float, guard: GuardOf | None, **where: Any
@@ -275,7 +275,8 @@ class ASGIDriver:
             logs=False,
             **self._where,
         )
-        return Ran(outcomes[0] if outcomes else _not_run(request), cpu_s)
+        outcome = outcomes[0] if outcomes else _not_run(request)
+        return Ran(outcome, cpu_s + outcome.thread_cpu_s)
 
     def close(self) -> None:
         """As of `Driver`."""

@@ -21,6 +21,12 @@ def requests_of(server: Server) -> int:
     return count
 
 
+def listeners_of(server: Server) -> int:
+    (tenant,) = server.status()["tenants"]
+    count: int = tenant["shadow"]["subscribers"]
+    return count
+
+
 def start(server: Server, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(COMMAND), "shadow", *arguments],
@@ -35,15 +41,17 @@ def start(server: Server, *arguments: str) -> subprocess.Popen[str]:
 def test_traffic_is_recorded_replayed_and_mirrored(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "day.traffic"
     with (
-        serve("wsgi_app:app", app_dir=APPS / "wsgi_bare") as source,
+        serve("wsgi_app:app", "-w", "2", app_dir=APPS / "wsgi_bare") as source,
         serve("wsgi_app:app", app_dir=APPS / "wsgi_bare", home=tmp_path / "other") as target,
     ):
         recording = start(source, "record", "-o", str(file), "--limit", "5", "--for", "30")
         mirroring = start(source, "mirror", target.url)
+        following = start(source, "mirror", target.url, "--fraction", "0.001")
         with contextlib.ExitStack() as ends:
-            for process in (recording, mirroring):
+            for process in (recording, mirroring, following):
                 ends.callback(process.wait, 10)
                 ends.callback(process.kill)
+            wait_until(lambda: listeners_of(source) == 3, 30)
 
             def visit() -> bool:  # until both have come, and seen enough
                 for path in ("/?page=2", "/?token=secret-of-somebody"):
@@ -58,6 +66,12 @@ def test_traffic_is_recorded_replayed_and_mirrored(serve: Serve, tmp_path: Path)
             text, _ = mirroring.communicate(timeout=10)
             assert mirroring.returncode == 0, text
             assert "answers: " in text and "× 200" in text
+            wait_until(lambda: listeners_of(source) == 1, 20)  # who has gone is missed at once, without a request
+            done = run_command("shadow", "record", "-o", str(file), "--for", "1", home=source.home)
+            assert done.returncode == 2 and "File exists" in done.stderr
+            source.stop()
+            text, _ = following.communicate(timeout=20)
+            assert following.returncode == 0, text  # what it followed has ended
         found = [each for _, each in read_traffic(file)]
         assert {(each.method, each.path, each.status) for each in found} == {("GET", "/?page=2", 200)}
         assert "secret" not in file.read_text() and "session" not in file.read_text()
@@ -69,5 +83,3 @@ def test_traffic_is_recorded_replayed_and_mirrored(serve: Serve, tmp_path: Path)
         assert requests_of(target) == before + 5  # a stranger's mark hides nothing from the statistics
         done = run_command("shadow", "replay", str(file), target.url, "--resume", home=tmp_path / "other")
         assert done.returncode == 2 and "leave --resume out" in done.stderr
-        done = run_command("shadow", "record", "-o", str(file), "--for", "1", home=source.home)
-        assert done.returncode == 2 and "File exists" in done.stderr

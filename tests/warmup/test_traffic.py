@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 from jumpstart.errors import ConfigError
 from jumpstart_warmup import traffic
 from jumpstart_warmup.corpus import WarmRequest
-from jumpstart_warmup.traffic import Header, Outcome, Recorded, Replay, Writer, mirror, read_traffic, recorded
+from jumpstart_warmup.traffic import Header, InOrder, Outcome, Recorded, Replay, Writer, mirror, read_traffic, recorded
+from tests.server.raw_http import make_certificate
 
 
 class Bare:
@@ -55,14 +57,14 @@ class Bare:
 
 
 @contextlib.contextmanager
-def serve(app: Bare) -> Iterator[str]:
+def serve(app: Bare, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """In a thread with a loop of its own."""
     app.loop = loop = asyncio.new_event_loop()
     started = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
 
     async def main() -> None:
-        server = await asyncio.start_server(app, sock=listener, limit=65536)
+        server = await asyncio.start_server(app, sock=listener, limit=65536, ssl=tls)
         started.set()
         try:
             await stop.wait()
@@ -75,7 +77,7 @@ def serve(app: Bare) -> Iterator[str]:
     thread.start()
     assert started.wait(10)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)
@@ -125,6 +127,20 @@ def test_a_recorder_that_was_killed_leaves_a_file_that_reads(tmp_path: Path) -> 
     path = make(tmp_path / "file", 3)
     path.write_bytes(path.read_bytes()[:-5])
     assert [each.path for _, each in read_traffic(path)] == ["/p/0", "/p/1"]
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 4))))
+def test_requests_of_several_workers_come_into_order(times: list[tuple[float, float]]) -> None:
+    """Each is told of up to some seconds after its time, and all are let go, none before one that was earlier."""
+    told = sorted(times, key=lambda each: each[0] + each[1])
+    order, found = InOrder(hold_s=5.0), list[Recorded]()
+    for at, _ in told:
+        found += order.take(Recorded(at, "GET", f"/{at}"))
+    found += order.rest()
+    assert [each.t for each in found] == sorted(at for at, _ in times)
+    found += order.take(Recorded(0.0, "GET", "/much-later")) + order.rest()
+    assert [each.t for each in found] == sorted(each.t for each in found)
+    assert found[-1].path == "/much-later"
 
 
 def test_a_recording_is_not_written_over_another(tmp_path: Path) -> None:
@@ -313,6 +329,30 @@ def test_a_mirror_drops_what_a_slow_host_has_no_time_for() -> None:
     assert outcome.dropped >= 80
     assert outcome.sent + outcome.dropped == 100
     assert outcome.statuses == {200: outcome.sent}
+
+
+@pytest.mark.slow
+def test_a_host_with_tls_is_spoken_to_when_its_certificate_is_trusted(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    path = make(tmp_path / "file", 4)
+    app, mirrored = Bare(), Outcome()
+
+    async def source() -> AsyncIterator[Recorded]:
+        for number in range(3):
+            yield Recorded(0.0, "GET", f"/{number}")
+
+    with serve(app, context) as url:
+        assert asyncio.run(Replay(path, url, verify=certificate).run()).statuses == {200: 4}
+        asyncio.run(mirror(source(), url, mirrored, verify=False))
+        assert mirrored.statuses == {200: 3}
+        arrived = len(app.lines)
+        work = Replay(path, url)
+        stranger = asyncio.run(work.run())
+        assert len(app.lines) == arrived == app.marked == 7
+    assert stranger.statuses == {} and stranger.sent == 4
+    assert all("CERTIFICATE_VERIFY_FAILED" in text for text in stranger.errors)
 
 
 def test_the_format_is_what_the_documentation_shows() -> None:

@@ -61,6 +61,7 @@ class Outcome(msgspec.Struct, frozen=True):
         cold_events: how many there were in it.
         is_late: the app was not done with it when its time was over.
         events: kind and name of each cold event.
+        thread_cpu_s: as in `RequestContext`.
     """
 
     request: WarmRequest
@@ -70,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True):
     cold_events: int
     is_late: bool = False
     events: tuple[tuple[str, str], ...] = ()
+    thread_cpu_s: float = 0.0
 
 
 class WarmupResult(msgspec.Struct):
@@ -229,7 +231,8 @@ async def warm_asgi(
         begun = clock()
         error = await call.run(app, scope, timeout_s, left_s)
         events = _cold_events(call.context)
-        outcome = Outcome(request, call.status, error, clock() - begun, len(events), call.is_late, events)
+        took_s, cpu_s = clock() - begun, call.context.thread_cpu_s
+        outcome = Outcome(request, call.status, error, took_s, len(events), call.is_late, events, cpu_s)
         result.add(outcome, logs=logs)
         on_result = _tell(on_result, outcome)
     result.elapsed_s = clock() - started

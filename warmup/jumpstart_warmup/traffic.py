@@ -9,6 +9,7 @@ recorded went through `scrub` before (docs/shadow.md).
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import os
 import re
@@ -33,6 +34,7 @@ MAX_KINDS = 20  # of errors that are told apart
 SAVE_EVERY_S = 1.0  # seconds between two notes of how far a replay is
 UNREACHABLE_LIMIT = 20  # attempts in a row that could not connect; then a replay ends
 UNREACHABLE_PAUSE_S = 0.25
+HOLD_S = 5.0  # seconds; a worker tells of its requests each second, a busy one a little later
 QUEUE = 1000  # requests that a mirror holds back; more are dropped
 GROWTH = 1.05  # of one latency bucket over the one before: percentiles are that exact
 
@@ -84,6 +86,40 @@ def recorded(request: WarmRequest, t: float, status: int = 0) -> Recorded:
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
+
+
+class InOrder:
+    """
+    Puts requests of several workers, each of which tells of its own now and then, into the order of their times. Pure.
+
+    Those of the last *hold_s* seconds are held back. One that comes later than that is given the time of the last that
+    was let go.
+    """
+
+    def __init__(self, hold_s: float = HOLD_S) -> None:
+        self._hold_s = hold_s
+        self._held: list[tuple[float, int, Recorded]] = []
+        self._count = 0  # decides between equal times
+        self._newest = self._last = 0.0
+
+    def take(self, each: Recorded) -> list[Recorded]:
+        """Hold *each*, and let go what is old enough."""
+        self._count += 1
+        heapq.heappush(self._held, (each.t, self._count, each))
+        self._newest = max(self._newest, each.t)
+        ready = []
+        while self._held and self._held[0][0] <= self._newest - self._hold_s:
+            ready.append(self._pop())
+        return ready
+
+    def rest(self) -> list[Recorded]:
+        """Let go all."""
+        return [self._pop() for _ in range(len(self._held))]
+
+    def _pop(self) -> Recorded:
+        at, _, each = heapq.heappop(self._held)
+        self._last = max(self._last, at)
+        return each if at == self._last else msgspec.structs.replace(each, t=self._last)
 
 
 class Writer:

@@ -232,10 +232,14 @@ class _Job:
         self.ident = ident = threading.get_ident()
         self.native_id = threading.get_native_id()
         self._jobs[ident] = self
+        context = self.context
+        began = time.thread_time() if context is not None and context.warmup else 0.0
         try:
             return interrupts.call(self, functools.partial(self._function, *args, **kwargs))
         finally:
             self.is_over = True
+            if began and context is not None:  # a shadow request has a budget
+                context.thread_cpu_s += time.thread_time() - began
             if forks.in_child:
                 forks.end_child(sys.exc_info()[1])
             del self._jobs[ident]

@@ -18,7 +18,7 @@ from jumpstart.errors import ConfigError, JumpstartError
 from jumpstart_server.cli import Group
 from jumpstart_server.cli.client import AdminClient
 from jumpstart_server.config import environment, paths_of_host
-from jumpstart_warmup.traffic import VERSION, Header, Outcome, Recorded, Replay, Writer, mirror
+from jumpstart_warmup.traffic import VERSION, Header, InOrder, Outcome, Recorded, Replay, Writer, mirror
 
 TELL_EVERY_S = 5.0  # seconds between two lines about how far it is
 
@@ -59,16 +59,24 @@ def record(
     client = AdminClient.find(admin, paths_of_host(environment()))
     header = Header(VERSION, tenant or "", fraction, datetime.now(UTC).isoformat(timespec="seconds"))
     with Writer(Path(output), header) as writer:
+        order = InOrder()
 
         async def write() -> None:
+            taken = 0
             async with asyncio.timeout(period):
                 async for each in sampled(client, tenant, fraction):
-                    writer.write(each)
-                    if limit is not None and writer.count >= limit:
+                    for one in order.take(each):
+                        writer.write(one)
+                    taken += 1
+                    if limit is not None and taken >= limit:
                         return
 
-        with contextlib.suppress(TimeoutError, KeyboardInterrupt):
-            asyncio.run(write())
+        try:
+            with contextlib.suppress(TimeoutError, KeyboardInterrupt):
+                asyncio.run(write())
+        finally:
+            for one in order.rest():
+                writer.write(one)
     click.echo(f"{output}: {writer.count} requests")
     return 0
 
