@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,20 @@ def ratio(mine: Mapping[int, float], reference: Mapping[int, float]) -> float | 
     """
     ratios = [value / reference[number] for number, value in mine.items() if reference.get(number)]
     return statistics.median(ratios) if ratios else None
+
+
+def median_interval(values: Sequence[float], share: float = 0.95, resamples: int = 4000) -> Spread | None:
+    """
+    The median of *values*, and between what it lies with a probability of *share*: by the percentile bootstrap.
+
+    The same values always give the same interval.
+    """
+    if not values:
+        return None
+    source = random.Random(len(values))
+    medians = sorted(statistics.median(source.choices(values, k=len(values))) for _ in range(resamples))
+    cut = round((1 - share) / 2 * resamples)
+    return Spread(statistics.median(values), medians[cut], medians[-cut - 1])
 
 
 def turns(items: Sequence[T], number: int) -> list[T]:

@@ -178,10 +178,7 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         return Response(metrics.render(figures), media_type=metrics.CONTENT_TYPE)
 
     async def capture(request: Request) -> Response:
-        name = request.path_params.get("tenant")
-        if name is None and len(supervisor.tiers) == 1:
-            name = next(iter(supervisor.tiers))
-        tier = supervisor.tiers.get(name or "")
+        tier = tier_of(request)
         if tier is None:
             return _no_such_tenant(supervisor)
         if not tier.accepting:
@@ -194,19 +191,28 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         return Response(data, media_type=PROFILE_TYPE)
 
     async def sample(request: Request) -> Response:
+        tier = tier_of(request)
+        if tier is None:
+            return _no_such_tenant(supervisor)
+        fraction = _fraction_of(request, "1")
+        if fraction is None or not fraction:
+            return PlainTextResponse("fraction must be over 0 and at most 1\n", 400)
+        return StreamingResponse(_sampled(tier, fraction), media_type="application/jsonl")
+
+    async def shadow(request: Request) -> Response:
+        tier = tier_of(request)
+        if tier is None:
+            return _no_such_tenant(supervisor)
+        fraction = _fraction_of(request, "")
+        if fraction is None:
+            return PlainTextResponse("fraction must be from 0 to 1\n", 400)
+        return _json({"fraction": tier.shadowing.shadow(fraction, tier.settings.tenant)})
+
+    def tier_of(request: Request) -> Tier | None:
         name = request.path_params.get("tenant")
         if name is None and len(supervisor.tiers) == 1:
             name = next(iter(supervisor.tiers))
-        tier = supervisor.tiers.get(name or "")
-        if tier is None:
-            return _no_such_tenant(supervisor)
-        try:
-            fraction = float(request.query_params.get("fraction", "1"))
-        except ValueError:
-            fraction = 0.0
-        if not 0 < fraction <= 1:
-            return PlainTextResponse("fraction must be over 0 and at most 1\n", 400)
-        return StreamingResponse(_sampled(tier, fraction), media_type="application/jsonl")
+        return supervisor.tiers.get(name or "")
 
     return Starlette(
         routes=[
@@ -218,10 +224,21 @@ def admin_app(supervisor: Supervisor) -> Starlette:
             Route("/metrics", metrics_page),
             Route("/shadow/sample", sample),
             Route("/shadow/sample/{tenant}", sample),
+            Route("/shadow/fraction", shadow, methods=["POST"]),
+            Route("/shadow/fraction/{tenant}", shadow, methods=["POST"]),
             Route("/capture", capture, methods=["POST"]),
             Route("/capture/{tenant}", capture, methods=["POST"]),
         ]
     )
+
+
+def _fraction_of(request: Request, default: str) -> float | None:
+    """The parameter of that name; None when it is no number from 0 to 1."""
+    try:
+        fraction = float(request.query_params.get("fraction", default))
+    except ValueError:
+        return None
+    return fraction if 0 <= fraction <= 1 else None
 
 
 async def _sampled(tier: Tier, fraction: float) -> AsyncIterator[bytes]:

@@ -149,13 +149,15 @@ class Shadowing:
         self._relay: Relay[Member] = Relay()
         self._subscriptions: list[Subscription] = []
         self._random = 0.0
+        self._told: float | None = None  # the fraction that somebody asked for since
         self._past = ShadowCounts()  # of workers that are gone
 
     # ------------------------------------------------------------------ workers
 
     def accepts(self, member: Member, settings: TenantSettings) -> None:
         """A worker serves: tell it how much to sample."""
-        self._random = settings.shadow if settings.replay else 0.0
+        fraction = settings.shadow if self._told is None else self._told
+        self._random = fraction if settings.replay else 0.0
         if self._rate():
             member.send(self._order())
 
@@ -189,6 +191,18 @@ class Shadowing:
         return [other for other in self._workers() if other is not member]
 
     # ------------------------------------------------------------------ those who listen
+
+    def shadow(self, fraction: float, settings: TenantSettings) -> float:
+        """
+        Have this *fraction* of the requests shadowed from now on, until the server ends, whatever ``shadow`` says.
+
+        Returns what it is now: nothing where ``replay`` is off.
+        """
+        before = self._order()
+        self._told = fraction
+        self._random = fraction if settings.replay else 0.0
+        self._tell(before)
+        return self._random
 
     def subscribe(self, fraction: float) -> Subscription:
         """
@@ -241,6 +255,7 @@ class Shadowing:
     def describe(self) -> dict[str, Any]:
         """For the status, as JSON types."""
         return {
+            "fraction": self._random,
             "shared": self._relay.shared,
             "sent": self.sent(),
             **msgspec.to_builtins(self.counts()),

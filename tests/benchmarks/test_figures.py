@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from benchmarks.figures import Spread, percentile, ratio, spread, turns
+from benchmarks.figures import Spread, median_interval, percentile, ratio, spread, turns
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,21 @@ def test_rounds_that_one_of_the_two_lacks_give_no_ratio() -> None:
     assert ratio({0: 4.0, 1: 6.0}, {0: 0.0, 1: 2.0}) == 3.0
     assert ratio({0: 4.0}, {1: 2.0}) is None
     assert ratio({}, {0: 1.0}) is None
+
+
+def test_the_interval_of_a_median_holds_it_nearly_always_and_is_narrow() -> None:
+    source, inside, widths = random.Random(7), 0, []
+    for _ in range(100):
+        values = [source.gauss(1.0, 2.0) for _ in range(40)]
+        found = median_interval(values, resamples=300)
+        assert found is not None
+        assert found.least <= found.median <= found.most
+        inside += found.least <= 1.0 <= found.most
+        widths.append(found.most - found.least)
+    assert inside >= 85
+    assert 0.8 < sum(widths) / 100 < 2.4  # 4 standard errors of a median are 1.6
+    assert median_interval([]) is None
+    assert median_interval([3.0, 3.0]) == Spread(3.0, 3.0, 3.0)
 
 
 def test_servers_take_turns() -> None:

@@ -69,6 +69,9 @@ def test_traffic_is_recorded_replayed_and_mirrored(serve: Serve, tmp_path: Path)
             wait_until(lambda: listeners_of(source) == 1, 20)  # who has gone is missed at once, without a request
             done = run_command("shadow", "record", "-o", str(file), "--for", "1", home=source.home)
             assert done.returncode == 2 and "File exists" in done.stderr
+            done = run_command("shadow", "fraction", "0.5", home=source.home)
+            assert done.returncode == 0, done.stderr
+            assert source.status()["tenants"][0]["shadow"]["fraction"] == 0.5
             source.stop()
             text, _ = following.communicate(timeout=20)
             assert following.returncode == 0, text  # what it followed has ended

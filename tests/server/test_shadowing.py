@@ -110,6 +110,22 @@ def test_a_tenant_relays_and_listens() -> None:
     asyncio.run(scene())
 
 
+def test_the_fraction_is_what_was_last_asked_for_also_for_workers_that_come_later() -> None:
+    workers = [Heard(0), Heard(1)]
+    shadowing, settings = Shadowing(lambda: workers), TenantSettings(shadow=0.1)
+    for worker in workers:
+        shadowing.accepts(worker, settings)
+    assert shadowing.shadow(0.0, settings) == 0.0
+    assert [worker.heard[-1] for worker in workers] == [SampleRate(0.0, 8)] * 2
+    shadowing.sampled(workers[0], Sampled([sample(0.0)]))  # drawn before, and on its way
+    assert shadowing.sent()["random"] == 0
+    assert shadowing.shadow(0.5, settings) == 0.5
+    late = Heard(2)
+    shadowing.accepts(late, settings)
+    assert late.heard == [SampleRate(0.5, 8)]
+    assert shadowing.shadow(0.5, TenantSettings(replay=False)) == 0.0
+
+
 def test_nothing_is_drawn_where_nothing_may_be_repeated() -> None:
     worker = Heard(0)
     shadowing = Shadowing(lambda: [worker])

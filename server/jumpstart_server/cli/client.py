@@ -77,6 +77,21 @@ class AdminClient:
             raise ConfigError(f"{asked} {names}")
         return self._whole(response, "/capture").content
 
+    def shadow(self, fraction: float, tenant: str | None) -> float:
+        """
+        Have the server shadow this *fraction* of a tenant's requests from now on; return what it does.
+
+        Raises:
+            ConfigError: it serves no such tenant, or several.
+            JumpstartError: the server does not answer.
+        """
+        path = f"/shadow/fraction/{quote(tenant, safe='')}" if tenant else "/shadow/fraction"
+        response = self._send("POST", f"{path}?fraction={fraction}")
+        if response.status_code == 404:
+            raise ConfigError(f"--tenant: {response.text.strip()}")
+        found: float = self._whole(response, path).json()["fraction"]
+        return found
+
     def _request(self, method: str, path: str) -> httpx.Response:
         return self._whole(self._send(method, path), path)
 

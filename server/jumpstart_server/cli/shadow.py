@@ -46,6 +46,19 @@ def _verify(ca_file: str | None, insecure: bool) -> bool | Path:
 
 
 @shadow.command()
+@click.argument("fraction", type=click.FloatRange(0, 1))
+@admin_option
+@tenant_option
+def fraction(fraction: float, admin: str | None, tenant: str | None) -> int:
+    """Shadow FRACTION of a running server's requests from now on, in place of --shadow; 0 is none."""
+    done = AdminClient.find(admin, paths_of_host(environment())).shadow(fraction, tenant)
+    if done != fraction:
+        raise JumpstartError("this tenant has --no-replay: nothing of its traffic is sent again")
+    click.echo(f"{done:g} of the requests, until the server ends")
+    return 0
+
+
+@shadow.command()
 @click.option("-o", "--output", required=True, metavar="FILE", help="A new file.")
 @period_option
 @fraction_option
