@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import signal
 from pathlib import Path
 
@@ -29,3 +30,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):  # not once more in each process of pytest-xdist
         for package in PACKAGES:
             compileall.compile_dir(str(ROOT / package), quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    """Some thousand collected tests are not looked through again by each run of the garbage collector."""
+    gc.collect()
+    gc.freeze()

@@ -47,6 +47,7 @@ import httpx
 
 from jumpstart.paths import host_paths
 from jumpstart_server.admin import run_folder
+from tests.integration import commands
 
 T = TypeVar("T")
 
@@ -149,9 +150,12 @@ def run_command(
     *arguments: str, home: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """Run another ``jumpstart`` command (status, build, profile …) to its end, output captured."""
+    environment = clean_environment(home, **(env or {}))
+    if arguments[:1] != ("serve",) and "PYTHONPATH" not in environment:
+        return commands.run(COMMAND, arguments, environment, cwd or home, timeout)
     return subprocess.run(
         [str(COMMAND), *arguments],
-        env=clean_environment(home, **(env or {})),
+        env=environment,
         cwd=cwd or home,
         capture_output=True,
         text=True,

@@ -16,15 +16,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.integration import commands
 from tests.integration.server import (
     APPS,
+    COMMAND,
     TRACEBACK,
     Serve,
     Server,
+    clean_environment,
     connects,
     free_port,
     in_parallel,
-    run_command,
     wait_until,
     working_folder,
     write_app,
@@ -498,7 +500,7 @@ def test_mistakes_are_named_with_their_place_and_the_remedy(
 ) -> None:
     if file:
         (tmp_path / "jumpstart.toml").write_text(file)
-    done = run_command("serve", *words, home=tmp_path, env=env)
+    done = commands.run(COMMAND, ("serve", *words), clean_environment(tmp_path, **env), tmp_path, timeout=60)
     assert done.returncode == 2
     assert says in done.stderr
     assert TRACEBACK not in done.stderr
