@@ -13,9 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from jumpstart.context import RequestContext
 from jumpstart.errors import ConfigError
 from jumpstart_warmup.corpus import Headers, WarmRequest, scrub
 from jumpstart_warmup.targets import KEPT_HEADERS, MAX_HEADER_VALUE, MAX_TARGET, is_fit_target, is_health_check
@@ -31,6 +33,22 @@ _WANTED_HEADERS = {name.encode(): name for name in (*KEPT_HEADERS, "user-agent",
 _CONTENT_TYPE = re.compile(r"[a-zA-Z0-9][\w.+-]{0,60}/[\w.+-]{1,60}(?:;\s?(?:charset|boundary)=[\w.'\"+-]{1,80})?")
 
 Event = tuple[str, str]
+
+
+class UnderWay(NamedTuple):
+    """
+    A request whose response has begun: a stream may take long.
+
+    Attributes:
+        rule: the template of its route, if the framework named it.
+    """
+
+    context: RequestContext
+    method: str
+    target: bytes
+    headers: Headers
+    status: int
+    rule: str | None
 
 
 class Cold(msgspec.Struct, frozen=True):
