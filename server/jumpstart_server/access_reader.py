@@ -19,7 +19,8 @@ import msgspec
 
 from jumpstart.errors import ConfigError
 from jumpstart_server.access import ATOM, JSON, MONTHS, NAMED, compile_format
-from jumpstart_warmup.observe import BUCKETS_S, MAX_ROUTES, NOT_FOUND, OTHER, RouteStats, normalise_path
+from jumpstart_warmup.observe import BUCKETS_S, MAX_ROUTES, OTHER, RouteStats
+from jumpstart_warmup.routes import NOT_FOUND, normalise_path
 
 _UNITS = {"D": 1e-6, "M": 1e-3, "L": 1.0, "T": 1.0}  # seconds of a duration atom's unit, finest first
 _PATTERNS = {"s": r"\d{3}", "D": r"\d+", "M": r"\d+", "T": r"\d+", "L": r"\d+\.\d+", "t": r"\[[^\]]*\]", "m": r"\S+"}

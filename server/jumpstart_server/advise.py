@@ -22,7 +22,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jumpstart_warmup.observe import BUCKETS_S, NOT_FOUND, OTHER, RouteStats
+from jumpstart_warmup.observe import BUCKETS_S, OTHER, RouteStats
+from jumpstart_warmup.routes import NOT_FOUND
 
 TIME_SHARE = 0.8  # of the timeout that the slowest hundredth may take
 THREAD_SHARE = 0.5  # of a tier's threads that one route may hold on average

@@ -70,7 +70,9 @@ from jumpstart_server.warming import WarmupNotes, describe, is_rejected
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
 from jumpstart_warmup.golden import golden_requests
 from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome
-from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer, normalise_path
+from jumpstart_warmup.middleware import ObservedASGI, ObservedWSGI
+from jumpstart_warmup.observe import Observer
+from jumpstart_warmup.routes import normalise_path
 
 logger = logging.getLogger(__name__)
 

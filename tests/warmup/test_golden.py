@@ -13,7 +13,8 @@ from jumpstart.records import Record
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.golden import Listener, golden_requests, settled
 from jumpstart_warmup.inprocess import WSGIWarmup, warm_asgi
-from jumpstart_warmup.observe import ASGIApp, Environ, StartResponse, WSGIApp
+from jumpstart_warmup.middleware import ASGIApp, StartResponse, WSGIApp
+from jumpstart_warmup.routes import Environ
 from jumpstart_warmup.shapes import Answer, shape_of
 
 REQUESTS = [WarmRequest(path="/a"), WarmRequest(path="/b", weight=7), WarmRequest(path="/raises")]

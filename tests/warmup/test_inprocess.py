@@ -23,7 +23,8 @@ import jumpstart.context
 from jumpstart_warmup import inprocess
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.inprocess import Outcome, WarmupResult, WSGIWarmup, warm_asgi
-from jumpstart_warmup.observe import ObservedASGI, ObservedWSGI, Observer
+from jumpstart_warmup.middleware import ObservedASGI, ObservedWSGI
+from jumpstart_warmup.observe import Observer
 
 
 def warm_wsgi(app: Any, requests: list[WarmRequest], **kwargs: Any) -> WarmupResult:

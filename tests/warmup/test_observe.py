@@ -23,20 +23,19 @@ from starlette.routing import Mount, Route
 from jumpstart.context import RequestContext, cold_event, current, is_warmup
 from jumpstart.recorder import WarmSettings
 from jumpstart_warmup.corpus import CorpusRecorder
+from jumpstart_warmup.middleware import ObservedASGI, ObservedWSGI
 from jumpstart_warmup.observe import (
     BUCKETS_S,
     MAX_NAMES,
     MAX_ROUTES,
     OTHER,
-    ObservedASGI,
-    ObservedWSGI,
     Observer,
     ObserverSnapshot,
     RouteStats,
     merge_snapshots,
-    normalise_path,
     warm_coverage,
 )
+from jumpstart_warmup.routes import normalise_path
 
 
 def end(observer: Observer, context: RequestContext | None = None, **changes: Any) -> None:

@@ -16,7 +16,8 @@ from jumpstart.profile import MAX_GOLDEN, MAX_TEXT, Golden
 from jumpstart.recorder import WarmSettings
 from jumpstart.records import Record, Tally
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest
-from jumpstart_warmup.observe import ASGIApp, Environ, Receive, Scope, Send, StartResponse, WSGIApp
+from jumpstart_warmup.middleware import ASGIApp, Receive, Send, StartResponse, WSGIApp
+from jumpstart_warmup.routes import Environ, Scope
 from jumpstart_warmup.shapes import MAX_BODY, Answer, shape_of
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ import msgspec
 from jumpstart.context import LINGER_S, RequestContext, request_context
 from jumpstart.imports import import_events
 from jumpstart_warmup.corpus import MARKER_HEADER, WarmRequest, encodable
-from jumpstart_warmup.observe import WARMUP_KEY, ASGIApp, Clock, Environ, Scope, WSGIApp
+from jumpstart_warmup.middleware import WARMUP_KEY, ASGIApp, Clock, WSGIApp
+from jumpstart_warmup.routes import Environ, Scope
 
 if TYPE_CHECKING:
     from jumpstart.guard import Guard

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from jumpstart_warmup.observe import normalise_path
+from jumpstart_warmup.routes import normalise_path
 
 MAX_BODY = 256 * 1024  # bytes that are looked at
 MAX_DEPTH = 50  # of JSON or HTML; what lies deeper does not count

@@ -44,8 +44,10 @@ from jumpstart_server.asgi.service import describe
 from jumpstart_server.connection_settings import DISCARD_BYTES
 from jumpstart_server.http1 import RequestHead, ResponseError, ResponseFramer
 from jumpstart_server.refusals import body_size, host_of
-from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_BYTES, Observer, route_of_scope
-from jumpstart_warmup.sampling import MAX_BODY
+from jumpstart_warmup.middleware import MARKER_BYTES
+from jumpstart_warmup.observe import CLIENT_CLOSED, Observer
+from jumpstart_warmup.routes import route_of_scope
+from jumpstart_warmup.sampling import MAX_BODY, UnderWay
 
 if TYPE_CHECKING:
     from jumpstart_server.asgi.protocol import JumpstartProtocol
@@ -276,6 +278,17 @@ class Exchange:
             cpu_s=-1.0 if self._measured is None else self._measured.cpu_s,
             body=self._body_to_keep() if self._body_bytes else b"",
         )
+
+    def underway(self) -> UnderWay | None:
+        """As of `Engine`."""
+        scope = self.scope
+        if self.task is None or scope is None or not self._started or self.complete:
+            return None
+        context, head = self.context, self._head
+        if not (context.events or context.imports):
+            return None
+        rule = route_of_scope(scope, self.connection.service.root_path, self._status) if "route" in scope else None
+        return UnderWay(context, head.method, head.origin_form, head.headers, self._status, rule)
 
     def _body_to_keep(self) -> bytes | None:
         kept: list[bytes] | None = getattr(self, "_kept", None)

@@ -42,7 +42,8 @@ from jumpstart_server.wsgi.body import RequestBodyError
 from jumpstart_server.wsgi.connection import PROBE_TIME
 from jumpstart_server.wsgi.environ import Environ
 from jumpstart_server.wsgi.files import FileWrapper
-from jumpstart_warmup.observe import CLIENT_CLOSED, werkzeug_rule
+from jumpstart_warmup.observe import CLIENT_CLOSED
+from jumpstart_warmup.routes import werkzeug_rule
 
 if TYPE_CHECKING:
     from jumpstart_server.wsgi.connection import Connection

@@ -17,7 +17,8 @@ from jumpstart_server.wsgi.exchange import Exchange
 from jumpstart_server.wsgi.pool import PoolThread
 from jumpstart_server.wsgi.table import SECOND_LOOK, Setup
 from jumpstart_server.wsgi.timers import NEVER
-from jumpstart_warmup.observe import CLIENT_CLOSED, MARKER_KEY
+from jumpstart_warmup.middleware import MARKER_KEY
+from jumpstart_warmup.observe import CLIENT_CLOSED
 from jumpstart_warmup.sampling import MAX_BODY
 
 RESTING = State.RESTING  # to look for a member of an enumeration costs more than a call
