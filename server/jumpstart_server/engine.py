@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from jumpstart_warmup.sampling import UnderWay
+
 BecomeReady = Callable[[dict[str, Any]], Awaitable[None]]
 
 CANCEL_GRACE = 1.0  # seconds that tasks of the app may take to end after they were cancelled
@@ -98,6 +100,9 @@ class Engine(Protocol):
 
     def in_flight(self) -> int:
         """How many requests run."""
+
+    def underway(self) -> list[UnderWay]:
+        """The requests whose response has begun, and which have met cold work."""
 
     def has_room(self) -> bool:
         """Whether one more request could begin at once, and none waits."""

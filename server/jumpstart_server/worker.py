@@ -388,6 +388,8 @@ class _Worker:
             if now >= next_beat and self.engine.is_alive():
                 next_beat = now + BEAT_INTERVAL
                 self.channel.send(Beat(rss=rss or 0, in_flight=in_flight, stacks=stacks))
+                if in_flight:
+                    self.observer.look(self.engine.underway())
             try:
                 guard.look(now, rss, in_flight)
             except Exception:  # the next look may go better, and the beats go on

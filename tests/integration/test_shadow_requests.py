@@ -51,8 +51,23 @@ APP = """
     def search(words):
         jumpstart.cold_event("search", words.decode())
 
+    def long_one(query):
+        jumpstart.cold_event("long", query)
+
+    def may_end():
+        return jumpstart.is_warmup() or (HERE / "end").exists()
+
+    def wait_long():
+        yield b"begun"
+        while not may_end():
+            time.sleep(0.01)
+
     def wsgi(name):
         def app(environ, start_response):
+            if environ["PATH_INFO"] == "/long":
+                long_one(environ["QUERY_STRING"])
+                start_response("200 OK", [])
+                return wait_long()
             if environ["REQUEST_METHOD"] == "POST":
                 search(environ["wsgi.input"].read())
             text = page(environ["PATH_INFO"], environ["QUERY_STRING"], name).encode()
@@ -65,6 +80,13 @@ APP = """
         async def app(scope, receive, send):
             if scope["type"] != "http":
                 raise RuntimeError("no lifespan")
+            if scope["path"] == "/long":
+                long_one(scope["query_string"].decode())
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+                while not may_end():
+                    await asyncio.sleep(0.01)
+                return await send({"type": "http.response.body", "body": b""})
             if scope["method"] == "POST":
                 search((await receive())["body"])
             text = page(scope["path"], scope["query_string"].decode(), name).encode()
@@ -138,6 +160,8 @@ def test_a_flag_that_flips_is_paid_for_once(serve: Serve, tmp_path: Path, home: 
     with serve("", app_dir=folder, address=(), env={"PLAYGROUND": str(playground)}) as server:
         wait_until(lambda: server.admin("/readyz").text.count("workers ready") == len(TENANTS), 30)
 
+        on = ("wsgi_on", "asgi_on")
+
         def shadow(name: str) -> dict[str, Any]:
             found: dict[str, Any] = server.status(tenant=name)["shadow"]
             return found
@@ -159,6 +183,9 @@ def test_a_flag_that_flips_is_paid_for_once(serve: Serve, tmp_path: Path, home: 
 
         def have_read_the_body(name: str) -> bool:
             return int(shadow(name)["cold_events"].get("search", 0)) >= 3
+
+        def have_met_the_long_one() -> bool:
+            return all(int(shadow(name)["cold_events"].get("long", 0)) >= 3 for name in on)
 
         # Warm with the flag off: each worker, whoever had met it first.
         before: dict[str, int] = {}
@@ -208,6 +235,8 @@ def test_a_flag_that_flips_is_paid_for_once(serve: Serve, tmp_path: Path, home: 
             assert routes["POST /search"]["cold_names"] == ["search lamps"]
             assert "POST /unlisted" not in routes
 
+        _a_stream_is_told_of_before_it_ends([ports[name] for name in on], playground, have_met_the_long_one)
+
         # A new worker has met it all before it is ready.
         had = cold("wsgi_on")
         server.process.send_signal(signal.SIGTTIN)
@@ -232,6 +261,19 @@ _NOT_SENT = ("known", "alone")
 def _is_quiet(shadow: dict[str, Any]) -> bool:
     ended = shadow["done"] + sum(count for reason, count in shadow["dropped"].items() if reason not in _NOT_SENT)
     return not shadow["waiting"] and ended >= sum(shadow["sent"].values())
+
+
+def _a_stream_is_told_of_before_it_ends(ports: list[int], playground: Path, met: Callable[[], bool]) -> None:
+    streams = [threading.Thread(target=raw, args=(port, "/long?page=7")) for port in ports]
+    for stream in streams:
+        stream.start()
+    try:
+        wait_until(met, 20, "the siblings are not told of a stream")
+        assert all(stream.is_alive() for stream in streams)
+    finally:
+        (playground / "end").touch()
+        for stream in streams:
+            stream.join(20)
 
 
 def _nothing_runs_without_an_idle_slot(

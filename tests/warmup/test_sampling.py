@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jumpstart.context import RequestContext
 from jumpstart.errors import ConfigError
 from jumpstart_warmup.observe import Observer
-from jumpstart_warmup.sampling import MAX_BODY, MAX_COLD, Cold, Lookout, Memory, parse_routes
+from jumpstart_warmup.sampling import MAX_BODY, MAX_COLD, Cold, Lookout, Memory, UnderWay, parse_routes
 from jumpstart_warmup.traffic import USER_AGENT
 
 HEADERS = [(b"accept", b"text/html"), (b"cookie", b"who=me"), (b"authorization", b"Basic x")]
@@ -134,6 +134,25 @@ def test_the_observer_tells_of_real_requests_only() -> None:
     observer.count(RequestContext(), **values, evidence=True)
     assert told.take_cold() == []
     observer.count(RequestContext(warmup=True, events=[("template", "b")]), **values, evidence=False)
+    assert told.take_cold() == []
+
+
+def test_a_request_that_takes_long_is_told_of_before_its_end_and_once() -> None:
+    told, _ = lookout(routes=["POST /search"])
+    observer = Observer()
+    observer.lookout = told
+    context = RequestContext(events=list(COLD))
+    stream = UnderWay(context, "GET", b"/stream/7000?page=2", HEADERS, 200, None)
+    others = [
+        UnderWay(RequestContext(), "GET", b"/warm", HEADERS, 200, None),
+        UnderWay(context, "POST", b"/search", HEADERS, 200, None),  # its body may not be whole
+    ]
+    observer.look([stream, *others])
+    (cold,) = told.take_cold()
+    assert (cold.route, cold.events) == ("GET /stream/{}", (("import", "decimal"),))
+    observer.look([stream])
+    values: dict[str, Any] = {"headers": HEADERS, "status": 200, "elapsed_s": 60.0, "evidence": True}
+    observer.count(context, method="GET", target=stream.target, **values)
     assert told.take_cold() == []
 
 

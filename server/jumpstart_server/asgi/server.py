@@ -21,6 +21,7 @@ from jumpstart.report import Stopwatch
 from jumpstart.target import Interface
 from jumpstart_server import forks
 from jumpstart_server.access import AccessLog
+from jumpstart_server.asgi.exchange import Exchange
 from jumpstart_server.asgi.gate import Cap
 from jumpstart_server.asgi.lifespan import Lifespan
 from jumpstart_server.asgi.listeners import Listeners
@@ -34,6 +35,7 @@ from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.logs import keep_enabled
 from jumpstart_server.settings import TenantSettings
 from jumpstart_warmup.observe import Observer
+from jumpstart_warmup.sampling import UnderWay
 
 STREAM_NOTICE = 1.0  # seconds before graceful_timeout, or a tenth of that, when streams hear that it is nearly over
 LAST_WORDS = 0.2  # seconds before the end, for answers to requests that will not be served
@@ -153,6 +155,14 @@ class ASGIServer:
     def in_flight(self) -> int:
         """As of `Engine`."""
         return len(self._server.server_state.tasks)
+
+    def underway(self) -> list[UnderWay]:
+        """As of `Engine`."""
+        held: list[Exchange | None] = [
+            getattr(each, "exchange", None) for each in self._server.server_state.connections
+        ]
+        found = [each.underway() for each in held if each is not None]
+        return [each for each in found if each is not None]
 
     def has_room(self) -> bool:
         """As of `Engine`."""

@@ -16,8 +16,10 @@ from jumpstart_server.engine import CANCEL_GRACE, BecomeReady, PoolStats
 from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.settings import TenantSettings
 from jumpstart_server.tls import server_context
+from jumpstart_server.wsgi.exchange import Exchange
 from jumpstart_server.wsgi.server import WSGIServer
 from jumpstart_warmup.observe import Observer
+from jumpstart_warmup.sampling import UnderWay
 
 KEEPER_PATIENCE = 5.0  # seconds that the pool's keeper may be late; it looks each few milliseconds
 POOL_GRACE = 0.2  # seconds that handlers may take to end when their clients have been given up
@@ -154,6 +156,18 @@ class WSGIEngine:
     def in_flight(self) -> int:
         """As of `Engine`."""
         return self._server.stats().busy
+
+    def underway(self) -> list[UnderWay]:
+        """As of `Engine`."""
+        running = [thread.job for thread in self._server.pool.jobs()]
+        return [
+            UnderWay(each.context, each.head.method, each.head.origin_form, each.head.headers, each.status, each.rule)
+            for each in running
+            if isinstance(each, Exchange)
+            and each.status
+            and not each.timed_out
+            and (each.context.events or each.context.imports)
+        ]
 
     def has_room(self) -> bool:
         """As of `Engine`."""
