@@ -36,7 +36,7 @@ PATIENCE_S = 10.0
 FRACTION = 0.1
 LEAD_S = 1.2  # seconds between a switch and its window: workers tell of their samples each second
 WINDOW_S = 2.0
-PAIRS = 16
+PAIRS = 15
 # Hello keeps the processors busy, which leaves few idle moments; where requests wait there are many. Their rate is such
 # that a tenth of them is what workers may sample, 8 a second each.
 LOADS = {

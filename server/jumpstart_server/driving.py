@@ -20,7 +20,7 @@ from jumpstart.target import Interface
 from jumpstart_server.settings import TenantSettings
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.golden import Listener, settled
-from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome, WarmupResult, WSGIWarmup, warm_asgi
+from jumpstart_warmup.inprocess import TIMEOUT_S, GuardOf, Outcome, WarmupResult, WSGIWarmup, guard_of, warm_asgi
 from jumpstart_warmup.shapes import Answer
 
 T = TypeVar("T")
@@ -43,13 +43,22 @@ class AppDriver:
         self._app = app
         self._is_wsgi = interface == "wsgi"
         self._tenant = tenant
-        self._guard = guard if tenant.guard == "all" else None
+        self._guard = guard_of(guard) if guard is not None else None
 
     async def run(
-        self, requests: Sequence[WarmRequest], budget_s: float, on_result: Callable[[Outcome], None]
+        self,
+        requests: Sequence[WarmRequest],
+        budget_s: float,
+        on_result: Callable[[Outcome], None],
+        *,
+        shadows: Sequence[WarmRequest] = (),
     ) -> WarmupResult:
-        """Run *requests* one after the other; failures are counted, and what has no time is not run."""
-        return await self._run(self._app, requests, budget_s, on_result)
+        """
+        Run *requests* one after the other; failures are counted, and what has no time is not run.
+
+        *shadows*: those that are shadow requests, and guarded as such.
+        """
+        return await self._run(self._app, requests, budget_s, on_result, frozenset(shadows))
 
     async def answers(self, requests: Sequence[WarmRequest]) -> list[Answer]:
         """How the app answers golden *requests*, asked once."""
@@ -80,8 +89,19 @@ class AppDriver:
         app = (listener.wsgi if self._is_wsgi else listener.asgi)(self._app)
         await self._run(app, requests, GOLDEN_BUDGET, listener.heard)
 
+    def _guard_among(self, shadows: frozenset[WarmRequest]) -> GuardOf | None:
+        guard = self._guard
+        if guard is None or self._tenant.guard == "all":
+            return guard
+        return lambda request: guard(request) if request in shadows else None
+
     async def _run(
-        self, app: Any, requests: Sequence[WarmRequest], budget_s: float, on_result: Callable[[Outcome], None]
+        self,
+        app: Any,
+        requests: Sequence[WarmRequest],
+        budget_s: float,
+        on_result: Callable[[Outcome], None],
+        shadows: frozenset[WarmRequest] = frozenset(),
     ) -> WarmupResult:
         if not requests:
             return WarmupResult()  # and no thread is started for nothing
@@ -92,7 +112,7 @@ class AppDriver:
             "server": (tenant.warmup_host, 80),
             "root_path": tenant.root_path,
             "on_result": on_result,
-            "guard": self._guard.of if self._guard is not None else None,
+            "guard": self._guard_among(shadows),
         }
         if not self._is_wsgi:
             return await warm_asgi(app, requests, state=self.state, **how)

@@ -69,7 +69,7 @@ from jumpstart_server.shadow_runner import ASGIDriver, Driver, Shadows, WSGIDriv
 from jumpstart_server.warming import WarmupNotes, describe, is_rejected
 from jumpstart_warmup.corpus import CorpusRecorder, WarmRequest, read_requests
 from jumpstart_warmup.golden import golden_requests
-from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome
+from jumpstart_warmup.inprocess import TIMEOUT_S, Outcome, guard_of
 from jumpstart_warmup.middleware import ObservedASGI, ObservedWSGI
 from jumpstart_warmup.observe import Observer
 from jumpstart_warmup.routes import normalise_path
@@ -335,7 +335,7 @@ class _Worker:
         tenant = self.settings.tenant
         where: dict[str, Any] = {"server": (tenant.warmup_host, 80), "root_path": tenant.root_path}
         timeout_s = min(TIMEOUT_S, tenant.timeout or TIMEOUT_S)
-        guard = None if self._guard is None else self._guard.of
+        guard = None if self._guard is None else guard_of(self._guard)
         driver: Driver | None = None
         if self.booted.interface == "wsgi":
             if tenant.threads != 1:  # an app that has one may be made for one: nothing runs beside it
@@ -410,7 +410,7 @@ class _Worker:
         notes = WarmupNotes(own, recorded, replayed)
         budget_s = self.settings.tenant.warmup_budget
         recent = [each for each in self.start.recent if self.start.replay and each.name not in self.start.too_slow]
-        result = await self._driver.run([*own, *recent, *replayed], budget_s, notes.note)
+        result = await self._driver.run([*own, *recent, *replayed], budget_s, notes.note, shadows=recent)
         notes.complain(result)
         return notes.report(result, budget_s=budget_s, replay=may_replay)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -84,6 +85,10 @@ def test_a_shadow_request_does_nothing_to_others(serve: Serve, tmp_path: Path) -
             line = server.wait_for_line("shadow request: GET /page was refused: connect 127.0.0.1:")
             assert line
             assert "EffectRefused" not in server.stderr  # a request that failed is counted, and no line each time
+            # A worker that comes later runs what was shared before it is ready, under the guard too.
+            server.process.send_signal(signal.SIGTTIN)
+            wait_until(lambda: len(server.status()["tenants"][0]["workers"]) == 3, 20)
+            wait_until(lambda: server.status()["tenants"][0]["warmup_routes"]["GET /page"]["requests"] == 2, 20)
     finally:
         pay.shutdown()
         thread.join(10)

@@ -31,7 +31,7 @@ from jumpstart_warmup.middleware import WARMUP_KEY, ASGIApp, Clock, WSGIApp
 from jumpstart_warmup.routes import Environ, Scope
 
 if TYPE_CHECKING:
-    from jumpstart.guard import Guard
+    from jumpstart.guard import EffectGuard, Guard
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,13 @@ class WarmupResult(msgspec.Struct):
 
 
 OnResult = Callable[[Outcome], None]
-GuardOf = Callable[[str], "Guard"]
-"""Makes the guard of a request from its name, ``GET /checkout``."""
+GuardOf = Callable[[WarmRequest], "Guard | None"]
+"""Makes the guard of a request, or says that it has none."""
+
+
+def guard_of(guard: EffectGuard) -> GuardOf:
+    """Each request has a guard, and is called ``GET /checkout`` in its errors and in the report."""
+    return lambda request: guard.of(f"{request.method} {_split(request)[0]}")
 
 
 def _sends(requests: Iterable[WarmRequest]) -> list[WarmRequest]:
@@ -154,7 +159,7 @@ def _context(
 ) -> RequestContext:
     """Of a request that has *seconds*; nothing extends a deadline here, since a boot waits."""
     expires = time.monotonic() + seconds
-    kept = None if guard is None else guard(f"{request.method} {_split(request)[0]}")
+    kept = None if guard is None else guard(request)
     return RequestContext(warmup=True, expires=expires, latest=expires, has_left=has_left, guard=kept)
 
 
