@@ -351,6 +351,31 @@ def test_an_allowed_name_stands_for_its_addresses(payments: Payments, monkeypatc
             socket.create_connection(("pay.example", payments.port + 1))
 
 
+def test_an_event_loop_does_not_wait_for_a_name(guard: EffectGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others need its thread. Who asks first is refused; the look-up goes on beside it, for the next."""
+    may_answer = threading.Event()
+
+    def lookup(host: str, *args: Any, **kwargs: Any) -> Any:
+        assert may_answer.wait(10)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    allowing = EffectGuard(["slow.example:9"])
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+
+    async def connect() -> None:
+        with guarded(allowing), socket.socket() as client:
+            client.connect(("127.0.0.1", 9))
+
+    with pytest.raises(EffectRefused):
+        asyncio.run(connect())
+    may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "jumpstart-names":
+            thread.join(10)
+    with pytest.raises(ConnectionRefusedError):  # allowed now, and nobody is there
+        asyncio.run(connect())
+
+
 # --- files, processes, signals --------------------------------------------------------------------------------------
 
 
