@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from jumpstart.dependencies import Versions
     from jumpstart.guard import Guard
 
@@ -41,6 +43,8 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
         guard: refuses what the request would do to others (`jumpstart/guard.py`); for requests that have no client.
         lapses: when what has outlived a warm-up or shadow request, such as a task that serves others from then on, is
             no longer taken for a part of it, in seconds of the monotonic clock.
+        first_calls: code of the app that had never run before, in order; None for none, and where nobody looks
+            (`jumpstart/first_calls.py`).
         seen: the newest versions of real-time values that it has read (`jumpstart/dependencies.py`).
         expires: when its time is over, in seconds of the monotonic clock; infinity for never. The server stops it then,
             and looks again first, since `jumpstart.extend_deadline` may have moved it.
@@ -60,6 +64,7 @@ class RequestContext(msgspec.Struct, eq=False, kw_only=True):
     guard: Guard | None = None
     lapses: float = math.inf
     seen: Versions | None = None
+    first_calls: list[CodeType] | None = None
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("jumpstart_request", default=None)

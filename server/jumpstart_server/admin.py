@@ -273,6 +273,7 @@ def figures_of(tier: Tier, observed: ObserverSnapshot) -> metrics.Figures:
     return metrics.Figures(
         tenant=tier.settings.tenant_name,
         observed=observed,
+        coverage=tier.coverage.windows(time.monotonic()),
         boot=tier.boot,
         workers=Counter(str(member.worker.state) for member in tier.members),
         ready_after_s=tier.ready_after_s,
@@ -386,6 +387,7 @@ async def tenant_document(tier: Tier) -> dict[str, Any]:
         "records_used": boot.used if boot is not None else 0,
         "records_dropped": boot.dropped_reasons if boot is not None else {},
         "warm_coverage": warm_coverage(observed),
+        "coverage": [window.document() for window in tier.coverage.windows(time.monotonic())],
         "cold_events": sum(sum(stats.cold_events.values()) for stats in observed.routes.values()),
         "requests": sum(stats.requests for stats in observed.routes.values()),
         "errors": sum(stats.errors for stats in observed.routes.values()),

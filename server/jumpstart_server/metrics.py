@@ -10,6 +10,7 @@ from itertools import accumulate
 from jumpstart.report import BootReport
 from jumpstart.upkeep import LiveInfo
 from jumpstart_server.engine import PoolStats
+from jumpstart_warmup.coverage import CoverageWindow
 from jumpstart_warmup.observe import BUCKETS_S, ObserverSnapshot, warm_coverage
 from jumpstart_warmup.shadow import ShadowCounts
 
@@ -30,6 +31,7 @@ class Figures:
         generation: the number of the current one.
         roll_failed: the last roll did; what was there before serves on.
         given_up: nothing of it runs, since it crashed again and again or cannot boot.
+        coverage: how warm the last minute, ten minutes and hour were, as far as there was traffic.
         pools: the threads of each worker.
         live: how current real-time values are, of each worker.
         refusals: reason codes of files and sections that this boot did not use.
@@ -49,6 +51,7 @@ class Figures:
     roll_failed: bool = False
     pools: Sequence[PoolStats]
     refusals: Iterable[str]
+    coverage: Sequence[CoverageWindow] = ()
     live: Sequence[LiveInfo] = ()
     seeded: Mapping[tuple[str, str], int] = field(default_factory=dict)
     shadow: ShadowCounts = ShadowCounts()  # noqa: RUF009  # frozen
@@ -85,6 +88,7 @@ def render(tenants: Iterable[Figures]) -> str:
         _seeding(page, each.tenant, each.seeded)
         _shadow(page, each.tenant, each.shadow, each.shadow_sent)
         _traffic(page, each.tenant, each.observed)
+        _coverage(page, each.tenant, each.coverage)
     return page.text()
 
 
@@ -232,9 +236,31 @@ def _traffic(page: _Page, tenant: str, observed: ObserverSnapshot) -> None:
     for route, stats in routes:
         for kind, count in sorted(stats.cold_events.items()):
             page.sample("jumpstart_cold_events_total", count, tenant=tenant, route=route, kind=kind)
+    page.family("jumpstart_first_calls_total", "counter", "Functions that first ran in a request, with --first-calls.")
+    for route, stats in routes:
+        if stats.first_calls:
+            page.sample("jumpstart_first_calls_total", stats.first_calls, tenant=tenant, route=route)
     page.family(
         "jumpstart_request_duration_seconds", "histogram", "Time from the app's call to its last byte, by route."
     )
     for route, stats in routes:
         name = "jumpstart_request_duration_seconds"
         _histogram(page, name, stats.buckets, stats.latency_sum_s, tenant=tenant, route=route)
+
+
+def _coverage(page: _Page, tenant: str, windows: Sequence[CoverageWindow]) -> None:
+    """A window without requests has no sample, rather than one that says warm or cold."""
+    name = "jumpstart_recent_warm_coverage_ratio"
+    page.family(name, "gauge", "Share of the requests of the last so many seconds that ran without a cold event.")
+    for window in windows:
+        page.sample(name, window.share, tenant=tenant, seconds=str(window.seconds))
+    name = "jumpstart_route_recent_warm_coverage_ratio"
+    page.family(name, "gauge", "The same by route.")
+    for window in windows:
+        for route, each in sorted(window.routes.items()):
+            page.sample(name, each.share, tenant=tenant, route=route, seconds=str(window.seconds))
+    name = "jumpstart_route_cold_for_seconds"
+    page.family(name, "gauge", "How long ago the latest series of cold requests of a route began, in the last hour.")
+    for route, each in sorted(windows[-1].routes.items() if windows else ()):
+        if each.cold_for_s is not None:
+            page.sample(name, each.cold_for_s, tenant=tenant, route=route)

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
-from jumpstart import effects, hooks
+from jumpstart import effects, first_calls, hooks
 from jumpstart.boot import Booted, BootSettings, WarmState, boot, find_state
 from jumpstart.errors import ConfigError, JumpstartError
 from jumpstart.recorders import RecorderSet, load_recorders
@@ -178,6 +178,8 @@ def _boot(start: Start, found: _Found | None, stopwatch: Stopwatch) -> tuple[Boo
     recorders, corpus, state = found or (*_load_recorders(start), None)
     if start.settings.tenant.guard != "off":
         effects.install()  # what the app opens before is not watched
+    if start.settings.tenant.first_calls:
+        first_calls.start()  # what ran before would be taken for new
     booted = boot(settings, recorders, stopwatch, state)
     with _app_last(settings.app_dir):
         worker.import_what_workers_need(booted.interface)

@@ -498,6 +498,14 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "--replay",
         ),
     ] = True
+    first_calls: Annotated[
+        bool,
+        _option(
+            "Count the functions that run for the first time inside a request, and name them (Python 3.12 and later). "
+            "Costs a little once per function, at boot above all.",
+            "--first-calls",
+        ),
+    ] = False
     shadow_cold: Annotated[
         bool,
         _option(
@@ -815,7 +823,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("ssl_certfile", "ssl_keyfile", "proxy_headers", "forwarded_allow_ips", "proxy_protocol", "proxy_allow_from"),
         "root_path",
     ),
-    "Warm boot": ("profile", "warmup", "warmup_budget", "warmup_host", "replay"),
+    "Warm boot": ("profile", "warmup", "warmup_budget", "warmup_host", "replay", "first_calls"),
     "Shadow requests": ("shadow_cold", "shadow", "shadow_routes", "shadow_rate", "shadow_cpu", "guard", "shadow_allow"),
     "Logs": (
         *("access_logfile", "access_logformat", "access_log", "log_level", "error_logfile", "capture_output"),

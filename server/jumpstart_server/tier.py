@@ -55,6 +55,7 @@ from jumpstart_server.shadowing import Shadowing
 from jumpstart_server.sockets import TenantSockets
 from jumpstart_server.worker_renewals import Renewals
 from jumpstart_warmup.corpus import WarmRequest
+from jumpstart_warmup.coverage import Coverage
 from jumpstart_warmup.observe import ObserverSnapshot
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class Tier:
         self._on_ready = on_ready
         self._sockets: TenantSockets | None = None
         self._questions = Questions()
+        self.coverage = Coverage()
         self.seeding = Seeding(self, launcher)
         self.shadowing = Shadowing(self._wakeful)
         self._generations: list[Generation] = []
@@ -552,6 +554,8 @@ class Tier:
             ):
                 self._close_sockets()
         elif isinstance(message, Stats):
+            before = member.stats.observed if member.stats is not None else None
+            self.coverage.add(before, message.observed, time.monotonic())
             member.stats = message
             member.answer(message.number, message)
         elif isinstance(message, Captured):

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,6 +39,7 @@ from jumpstart_server.settings import AppSettings, HostSettings, ProfileSettings
 from jumpstart_server.shadowing import Shadowing
 from jumpstart_server.supervisor import Supervisor
 from jumpstart_server.tier import Roll, Tier
+from jumpstart_warmup.coverage import Coverage
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats
 
 OBSERVED = ObserverSnapshot(
@@ -92,6 +94,7 @@ class FakeTier:
         self.profiles = ProfileWatch(lambda work: work.close())  # no profile is named, so there is no ledger
         self.seeding = Seeding(cast(Tier, self), cast(Launcher, None))
         self.shadowing = Shadowing(lambda: self.members)
+        self.coverage = Coverage()
 
     def serve(self) -> None:
         worker = Member(Worker(0, 1, State.SERVING, pid=41))
@@ -101,6 +104,7 @@ class FakeTier:
         self.boot = self.mold_report = REPORT
         self.ready_after_s = 1.25
         self.is_up = True
+        self.coverage.add(None, OBSERVED, time.monotonic())
 
     def waiting_for(self) -> str:
         return "the app's import"
@@ -234,6 +238,11 @@ def test_the_status_page_tells_the_workers_and_the_traffic(pages: Pages) -> None
     ]
     assert (document["requests"], document["errors"]) == (4, 1)
     assert (document["cold_events"], document["warm_coverage"]) == (2, 0.75)
+    assert [(each["seconds"], each["warm_coverage"]) for each in document["coverage"]] == [
+        (60, 0.75),
+        (600, 0.75),
+        (3600, 0.75),
+    ]
 
 
 def test_a_worker_that_does_not_answer_is_marked_and_its_numbers_are_old(pages: Pages) -> None:
@@ -251,6 +260,8 @@ def test_the_text_tells_boot_and_traffic_apart_and_counts_errors(pages: Pages) -
     assert "\nat boot: warm coverage unknown" in text
     assert "real requests since: 4, errors 1, cold events 2, 75.0% of them warm" in text
     assert "4 × GET /, mean 0.0 ms, errors 1, cold requests 1" in text
+    assert "warm requests lately: 75.0% of 4 in 60 s, 75.0% of 4 in 10 min, 75.0% of 4 in 60 min" in text
+    assert "  1 of 4 × GET / cold, since 0 s ago, " in text
     assert "worker 0 pid 41 serving, threads 3, busy 1 of 40, does not answer: its numbers are old" in text
 
 

@@ -14,6 +14,7 @@ from jumpstart.records import Dropped, Reason
 from jumpstart.report import BootReport, SectionReport
 from jumpstart_server.engine import PoolStats
 from jumpstart_server.metrics import CONTENT_TYPE, Figures, render
+from jumpstart_warmup.coverage import CoverageWindow, RouteCoverage
 from jumpstart_warmup.observe import BUCKETS_S, ObserverSnapshot, RouteStats
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -155,6 +156,25 @@ def test_warm_coverage_counts_ordinary_requests_only() -> None:
     samples = parsed(page(observed=observed))
     assert value(samples, "jumpstart_warm_coverage_ratio") == pytest.approx(0.75)
     assert value(samples, "jumpstart_cold_requests_total", route="GET /") == 1
+
+
+def test_recent_coverage_is_told_by_window_and_route_and_only_where_there_was_traffic() -> None:
+    cold = RouteCoverage(requests=4, cold_requests=1, cold_for_s=12.5)
+    routes = {"GET /": cold, "GET /warm": RouteCoverage(requests=4)}
+    samples = parsed(page(coverage=[CoverageWindow(seconds=600, requests=8, cold_requests=1, routes=routes)]))
+    assert value(samples, "jumpstart_recent_warm_coverage_ratio", seconds="600") == 0.875
+    assert value(samples, "jumpstart_route_recent_warm_coverage_ratio", seconds="600", route="GET /") == 0.75
+    assert value(samples, "jumpstart_route_recent_warm_coverage_ratio", seconds="600", route="GET /warm") == 1
+    cold_for = {key: each for key, each in samples.items() if key[0] == "jumpstart_route_cold_for_seconds"}
+    assert list(cold_for.values()) == [12.5]
+    assert "recent_warm_coverage_ratio{" not in page()
+
+
+def test_first_calls_are_told_where_they_were() -> None:
+    routes = {"GET /": RouteStats(requests=4, first_calls=3), "GET /b": RouteStats(requests=1)}
+    samples = parsed(page(observed=ObserverSnapshot(routes=routes)))
+    assert value(samples, "jumpstart_first_calls_total", route="GET /") == 3
+    assert sum(name == "jumpstart_first_calls_total" for name, _ in samples) == 1
 
 
 def test_a_hostile_tenant_is_escaped_too() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from types import CodeType
 from urllib.parse import unquote
 
 import msgspec
 
 from jumpstart.context import RequestContext
+from jumpstart.first_calls import name_of
 from jumpstart.imports import import_events
 from jumpstart_warmup.corpus import MAX_ROUTE_NAME, CorpusRecorder, Headers
 from jumpstart_warmup.routes import NOT_FOUND, normalise_path
@@ -46,6 +48,9 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
         buckets: how many fell into each of `BUCKETS_S`, and the rest; not cumulative.
         cold_events: kind → number.
         cold_names: the last names of cold events, ``kind name``, oldest first, each once.
+        first_calls: functions that had never run before; always 0 without ``--first-calls``.
+        first_call_requests: those with at least one of them.
+        first_call_names: the last of them, oldest first, each once.
     """
 
     requests: int = 0
@@ -60,6 +65,9 @@ class RouteStats(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)
     cold_events: dict[str, int] = {}
     cold_names: tuple[str, ...] = ()
+    first_calls: int = 0
+    first_call_requests: int = 0
+    first_call_names: tuple[str, ...] = ()
 
 
 class ObserverSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +95,9 @@ class _Entry:
         "cpu_requests",
         "cpu_s",
         "errors",
+        "first_call_names",
+        "first_call_requests",
+        "first_calls",
         "latency_sum_s",
         "longest_s",
         "marked",
@@ -106,6 +117,19 @@ class _Entry:
         self.buckets = [0] * (len(BUCKETS_S) + 1)
         self.cold_events: dict[str, int] = {}
         self.cold_names: dict[str, None] = {}
+        self.first_calls = 0
+        self.first_call_requests = 0
+        self.first_call_names: dict[str, None] = {}
+
+    def add_first_calls(self, codes: Sequence[CodeType]) -> None:
+        self.first_call_requests += 1
+        self.first_calls += len(codes)
+        for code in codes[-MAX_NAMES:]:
+            name = name_of(code)
+            self.first_call_names.pop(name, None)
+            self.first_call_names[name] = None
+        while len(self.first_call_names) > MAX_NAMES:
+            del self.first_call_names[next(iter(self.first_call_names))]
 
     def add_cold(self, events: Iterable[tuple[str, str]]) -> None:
         self.cold_requests += 1
@@ -131,6 +155,9 @@ class _Entry:
             buckets=tuple(self.buckets),
             cold_events=dict(self.cold_events),
             cold_names=tuple(self.cold_names),
+            first_calls=self.first_calls,
+            first_call_requests=self.first_call_requests,
+            first_call_names=tuple(self.first_call_names),
         )
 
 
@@ -263,6 +290,8 @@ class Observer:
             if events:
                 entry.add_cold(events)
                 self._changes += 1
+            if context.first_calls:
+                entry.add_first_calls(context.first_calls)
         is_evidence = evidence and not context.warmup and target and 200 <= status < 400
         if is_evidence and self._corpus is not None and not is_health_check(target):
             self._corpus.observe_request(route[:MAX_ROUTE_NAME], method, target, cell.headers, number)
@@ -297,7 +326,7 @@ class Observer:
         lookout = self.lookout
         if lookout is not None and lookout.rate and evidence:
             lookout.passed(rule, method, target, headers, status, body)
-        if context.events or context.imports or context.warmup:
+        if context.events or context.imports or context.warmup or context.first_calls:
             cell = _Cell(headers)
             cell.add(elapsed_s, cpu_s)
             route, events = self._settle_one(context, key, cell)
@@ -410,6 +439,9 @@ def _add(one: RouteStats, two: RouteStats) -> RouteStats:
         buckets=tuple(a + b for a, b in zip(one.buckets, two.buckets, strict=True)),
         cold_events={kind: one.cold_events.get(kind, 0) + two.cold_events.get(kind, 0) for kind in kinds},
         cold_names=tuple(names)[-MAX_NAMES:],
+        first_calls=one.first_calls + two.first_calls,
+        first_call_requests=one.first_call_requests + two.first_call_requests,
+        first_call_names=tuple(dict.fromkeys((*one.first_call_names, *two.first_call_names)))[-MAX_NAMES:],
     )
 
 

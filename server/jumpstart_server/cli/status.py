@@ -12,6 +12,8 @@ from jumpstart_server.cli.client import AdminClient
 from jumpstart_server.config import environment, paths_of_host
 
 ROUTES_SHOWN = 20
+COLD_ROUTES_SHOWN = 10
+COLD_SHOWN_S = 600  # routes that were cold in a longer window only are history
 
 
 @click.command()
@@ -77,6 +79,7 @@ def _describe_tenant(document: dict[str, Any]) -> Iterator[str]:
         f"real requests since: {document['requests']}, errors {document['errors']}, "
         f"cold events {document['cold_events']}{shown}"
     )
+    yield from _coverage(document["coverage"])
     yield from _shadow(document["shadow"])
     routes = sorted(document["routes"].items(), key=lambda item: -item[1]["requests"])
     for route, stats in routes[:ROUTES_SHOWN]:
@@ -87,6 +90,8 @@ def _describe_tenant(document: dict[str, Any]) -> Iterator[str]:
         )
         for name in stats["cold_names"][:5]:
             yield f"{'':>12}cold: {name}"
+        for name in stats["first_call_names"][-5:]:
+            yield f"{'':>12}ran for the first time: {name}"
     if len(routes) > ROUTES_SHOWN:
         yield f"  … and {len(routes) - ROUTES_SHOWN} more routes (--json shows all)"
 
@@ -138,6 +143,33 @@ def _seeding(document: dict[str, Any] | None) -> Iterator[str]:
     if document["last"]:
         what = f"{document['last']} {document['place']}".rstrip()
         yield f"seeding: {what} at {document['last_at']}: {' · '.join(document['lines'])}"
+
+
+def _coverage(windows: list[dict[str, Any]]) -> Iterator[str]:
+    """How warm it was lately, and of the last ten minutes what was not."""
+    if not windows:
+        return
+    shares = (
+        f"{window['warm_coverage']:.1%} of {window['requests']} in {_time(window['seconds'])}" for window in windows
+    )
+    yield f"warm requests lately: {', '.join(shares)}"
+    recent = [window for window in windows if window["seconds"] <= COLD_SHOWN_S]
+    routes = recent[-1]["routes"] if recent else {}
+    cold = [(name, each) for name, each in routes.items() if each["cold_requests"] or each["first_call_requests"]]
+    for name, each in cold[:COLD_ROUTES_SHOWN]:
+        since = f", since {_time(each['cold_for_s'])} ago" if each["cold_for_s"] is not None else ""
+        kinds = "".join(f", {kind} {count}" for kind, count in sorted(each["cold_events"].items()))
+        calls = f", {each['first_calls']} functions ran for the first time" if each["first_calls"] else ""
+        yield f"  {each['cold_requests']} of {each['requests']} × {name} cold{since}{kinds}{calls}"
+    if len(cold) > COLD_ROUTES_SHOWN:
+        yield f"  … and {len(cold) - COLD_ROUTES_SHOWN} more routes that were cold (--json shows all)"
+
+
+def _time(seconds: float) -> str:
+    """To the second, minute or hour."""
+    if seconds <= 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"
 
 
 def _shadow(document: dict[str, Any]) -> Iterator[str]:
