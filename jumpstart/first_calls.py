@@ -12,6 +12,7 @@ tool such as a debugger calls `sys.monitoring.restart_events`, every function is
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def start() -> bool:
         _tool, _disable = tool, monitoring.DISABLE
         monitoring.register_callback(tool, monitoring.events.PY_START, _started)
         monitoring.set_events(tool, monitoring.events.PY_START)
+        atexit.register(stop)  # the interpreter clears our names before the last functions of others have run
         return True
     holders = ", ".join(str(monitoring.get_tool(tool)) for tool in TOOL_IDS)
     logger.warning("first executions of functions are not counted: %s hold the ids of sys.monitoring", holders)
@@ -68,6 +70,7 @@ def stop() -> None:
     monitoring.set_events(_tool, 0)
     monitoring.register_callback(_tool, monitoring.events.PY_START, None)
     monitoring.free_tool_id(_tool)
+    atexit.unregister(stop)
     _tool = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -116,6 +117,20 @@ def test_without_a_free_tool_id_it_says_so_and_goes_on(caplog: pytest.LogCapture
     finally:
         for tool in first_calls.TOOL_IDS:
             monitoring.free_tool_id(tool)
+
+
+@needs_monitoring
+def test_the_end_of_the_interpreter_is_as_quiet_as_ever() -> None:
+    script = """
+from jumpstart import first_calls
+assert first_calls.start()
+class Last:
+    def __del__(self):
+        print("gone")
+first_calls.last = Last()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("gone\n", "")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring is there")
