@@ -27,13 +27,16 @@ from jumpstart_server.settings import TenantSettings
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.inprocess import GuardOf, Outcome, WSGIWarmup, warm_asgi
 from jumpstart_warmup.sampling import MAX_EVENTS, Cold, Lookout
-from jumpstart_warmup.shadow import Allowance, Lane, ShadowCounts, ShadowQueue
+from jumpstart_warmup.shadow import MOST_RANDOM, Allowance, Lane, ShadowCounts, ShadowQueue
 
 logger = logging.getLogger(__name__)
 
 GLANCE = 0.005  # seconds of a look at the event loop
 PUNCTUAL, NOT_LATE = 0.003, 0.03  # seconds: as late as the loop of a process is that is very idle, that is idle
 PAUSE = 0.05  # seconds between looks while nothing may run
+FIRST_BREAK, LONGEST_BREAK = 0.5, 16.0  # seconds without random ones, after one found the process busy, and again
+BUSY_SHARE = 0.2  # of a core: a process that computes more is kept warm by its real requests
+MEASURED_OVER = 0.9  # seconds; samples come each second
 REST = 0.01  # seconds after each: requests that came meanwhile go first
 PRESS_EACH = 0.05  # seconds between attempts to stop a handler
 THREAD_IDLE = 30.0  # seconds after which the thread ends
@@ -69,9 +72,14 @@ class ShadowRunner:
         has_room: Callable[[], bool],
         on_cold: Callable[[Cold], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """*on_cold*: is told of a request drawn at random that met cold work, which nobody may have met before."""
+        """
+        Args:
+            on_cold: is told of a request drawn at random that met cold work, which nobody may have met before.
+            cpu_clock: seconds on the CPU, of the whole process.
+        """
         self._driver = driver
         self._on_cold = on_cold
         self._queue = waiting
@@ -81,11 +89,36 @@ class ShadowRunner:
         self._came = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
+        self._break_s = 0.0
+        self._break_until = 0.0
+        self._cpu_clock = cpu_clock
+        self._measured = clock(), cpu_clock()
 
     def offer(self, request: WarmRequest, lane: Lane, route: str = "") -> None:
         """Run it when there is time."""
-        if not self._is_over and self._queue.offer(request, lane, self._clock(), route):
+        if self._is_over:
+            return
+        if lane == "random" and self.has_break():
+            self._queue.drop("busy")
+        elif self._queue.offer(request, lane, self._clock(), route):
             self._came.set()
+
+    def has_break(self) -> bool:
+        """
+        Whether random ones are not even looked at, since the process is busy: it computes, or was so when last seen.
+
+        Each look wakes the event loop, which takes the GIL from handlers and moves their work to other threads.
+        Measured with WSGI hello, of whose requests 8 a second were offered and one was run: 0.070 voluntary switches of
+        threads for each request in place of 0.046.
+        """
+        now = self._clock()
+        before, cpu_before = self._measured
+        if now - before >= MEASURED_OVER:
+            cpu_s = self._cpu_clock()
+            self._measured = now, cpu_s
+            if cpu_s - cpu_before > BUSY_SHARE * (now - before):
+                self._break_until = max(self._break_until, now + MEASURED_OVER)
+        return now < self._break_until
 
     def start(self) -> None:
         """Begin, with what waits already."""
@@ -117,10 +150,17 @@ class ShadowRunner:
         now = self._clock()
         late = now - began - GLANCE
         idle = self._has_room() and late < NOT_LATE
+        had_random = self._queue.holds("random")
         item = self._queue.take(now, idle=idle, very_idle=idle and late < PUNCTUAL)
         if item is None:
-            await self._sleep(PAUSE)
+            if had_random and not self._queue.holds("random"):
+                self._break_s = min(max(2 * self._break_s, FIRST_BREAK), LONGEST_BREAK)
+                self._break_until = now + self._break_s
+            if len(self._queue):
+                await self._sleep(PAUSE)
             return
+        if item.lane == "random":
+            self._break_s = 0.0
         ran = await self._driver.run(item.request)
         outcome = ran.outcome
         if outcome.error is not None:
@@ -216,6 +256,10 @@ class Shadows:
     async def _tell_samples(self, lookout: Lookout) -> None:
         while self._rate:
             await asyncio.sleep(SAMPLES_INTERVAL)
+            if self._is_for_siblings_only() and self._runner is not None and self._runner.has_break():
+                # They have as much to do as this one; nobody else listens.
+                lookout.forget_samples()
+                continue
             while True:
                 samples = lookout.take_samples(BATCH)
                 lost, self._lost = lookout.lost - self._lost, lookout.lost
@@ -225,6 +269,9 @@ class Shadows:
                     break
                 await asyncio.sleep(0)
         self._sampler = None
+
+    def _is_for_siblings_only(self) -> bool:
+        return self._most <= MOST_RANDOM
 
     def stop(self) -> None:
         """The worker drains. Again and again does no harm."""

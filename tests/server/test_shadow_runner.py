@@ -91,6 +91,49 @@ def test_cold_work_in_a_request_drawn_at_random_is_told_and_in_a_cold_one_is_not
     asyncio.run(scene())
 
 
+def test_a_process_that_was_busy_is_not_woken_again_and_again_by_random_ones() -> None:
+    """Each look at the event loop takes the GIL from handlers; breaks grow until one finds an idle moment."""
+
+    async def scene() -> None:
+        now, cpu, room, looks = [1000.0], [0.0], [False], [0]
+
+        async def sleep(seconds: float) -> None:
+            now[0] += seconds
+            await asyncio.sleep(0)
+
+        def has_room() -> bool:
+            looks[0] += 1
+            return room[0]
+
+        driver, waiting = FakeDriver(), ShadowQueue(Allowance(6000, 1.0, 900.0))
+        driver.may_end.set()
+        clocks: dict[str, Any] = {"clock": lambda: now[0], "cpu_clock": lambda: cpu[0], "sleep": sleep}
+        runner = ShadowRunner(driver, waiting, has_room=has_room, **clocks)
+        runner.start()
+        for tenth in range(600):  # a minute, with ten a second
+            runner.offer(WarmRequest(path=f"/{tenth}"), "random")
+            now[0] += 0.1
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert looks[0] <= 8  # after 0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5 and 47.5 s
+        assert waiting.counts().dropped == {"busy": 600}
+        runner.offer(PAGE, "cold")  # these are looked at all the same
+        room[0] = True
+        await until(lambda: waiting.counts().done == 1)
+        now[0] += 20
+        runner.offer(PAGE, "random")
+        await until(lambda: waiting.counts().done == 2)
+        assert not runner.has_break()
+        now[0] += 1.0
+        cpu[0] += 0.5  # it has computed half of the time, for whomever
+        assert runner.has_break()
+        now[0] += 1.0
+        assert not runner.has_break()
+        runner.stop()
+
+    asyncio.run(scene())
+
+
 def test_nothing_runs_beside_the_one_thread_of_an_app() -> None:
     async def scene() -> None:
         shadows = Shadows(TenantSettings(threads=1))

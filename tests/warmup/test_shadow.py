@@ -41,7 +41,7 @@ def test_cold_ones_go_first_and_random_ones_want_more_idleness() -> None:
 
 def test_what_waits_too_long_is_dropped_and_said() -> None:
     waiting = queue()
-    waiting.offer(PAGE, "random", 0.0)
+    waiting.offer(PAGE, "random", 1.0)
     waiting.offer(OTHER, "cold", 0.0)
     assert waiting.take(3.0, idle=False, very_idle=False) is None
     assert waiting.counts().dropped == {"busy": 1}

@@ -257,6 +257,11 @@ class Lookout:
                 taken.append(Sample(request, held.route, held.status, held.at, held.draw))
         return taken
 
+    def forget_samples(self) -> None:
+        """Nobody has time for those that wait."""
+        with self._lock:
+            self._samples.clear()
+
     def _scrubbed(self, held: _Held) -> WarmRequest | None:
         if held.method not in SAFE:
             return _listed(held)

@@ -147,6 +147,9 @@ class ShadowQueue:
     def offer(self, request: WarmRequest, lane: Lane, now: float, route: str = "") -> bool:
         """Let *request* wait, if there is room. One that waits already, in the same lane, need not twice."""
         queue = self._lanes[lane]
+        if lane == "random" and not self._allowance.allows(lane, now):
+            self.drop("budget")
+            return False
         if any(each.request == request for each in queue):
             self.drop("twice")
             return False
@@ -155,6 +158,10 @@ class ShadowQueue:
             return False
         queue.append(Waiting(request, lane, now, route))
         return True
+
+    def holds(self, lane: Lane) -> bool:
+        """Whether any of *lane* waits."""
+        return bool(self._lanes[lane])
 
     def take(self, now: float, *, idle: bool, very_idle: bool) -> Waiting | None:
         """
