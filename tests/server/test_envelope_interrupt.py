@@ -442,3 +442,34 @@ def test_thousands_of_deadlines_hit_their_own_jobs_only(interval_s: float) -> No
     gc.collect()
     ended = race(4, 2500, 1, interval_s)
     assert ended.fired > 200 and ended.timed_out > 100
+
+
+def test_garbage_that_is_collected_meanwhile_does_not_let_the_handler_move_on(runner: Runner) -> None:
+    """Between the look at the handler's frame and the request, the collector may run: CPython 3.11 does so in C."""
+    seen: list[int] = []
+
+    def handler() -> None:
+        while True:
+            OURS["critical"](seen)
+
+    def let_others_run(phase: str, info: object) -> None:
+        if threading.get_ident() == here:
+            time.sleep(0.0001)
+
+    here, before, interval = threading.get_ident(), gc.get_threshold(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    gc.callbacks.append(let_others_run)
+    try:
+        for threshold in range(1, 12):
+            runner.begin(handler)
+            gc.collect(0)
+            gc.set_threshold(threshold)
+            while not runner.interrupts.fire("job"):
+                pass
+            gc.set_threshold(*before)
+            assert isinstance(runner.results.get(timeout=PATIENCE), RequestTimeout)
+            assert gc.isenabled() and seen == []
+    finally:
+        gc.callbacks.remove(let_others_run)
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*before)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import itertools
 import operator
 import sys
@@ -203,8 +204,12 @@ def _ask(ident: int, code: CodeType) -> bool:
     Ask for the exception if the innermost frame of the thread runs *code*.
 
     A chain of iterators that are all written in C: from the look at the frames to the request no Python code runs, so
-    this thread keeps the GIL, and the other one stands still.
+    this thread keeps the GIL, and the other one stands still. Up to CPython 3.11 the garbage collector, whose finalizers
+    may let others run, comes whenever something is allocated; later it waits for Python code. So it is off meanwhile.
     """
+    switch_collector = sys.version_info < (3, 12) and gc.isenabled()
+    if switch_collector:
+        gc.disable()
     frames = itertools.starmap(sys._current_frames, ((),))
     codes = map(_code_of, map(operator.itemgetter(ident), frames))
     there = itertools.compress((ident,), map(functools.partial(operator.is_, code), codes))
@@ -212,3 +217,6 @@ def _ask(ident: int, code: CodeType) -> bool:
         return bool(list(map(_set_async_exc, there, (RequestTimeout,))))
     except KeyError:  # the thread has ended
         return False
+    finally:
+        if switch_collector:
+            gc.enable()
