@@ -109,6 +109,7 @@ def test_168_every_line_is_whole_and_all_workers_go_on_in_the_new_file(
                         reopen(server)
 
         in_parallel(6, work)
+        wait_until(lambda: len(lines_of(moved) + lines_of(access)) == 6 * 60, 30, "the last lines are written")
         lines = [*lines_of(moved), *lines_of(access)]
         matches = [COMBINED.fullmatch(line) for line in lines]
         assert all(matches), [line for line, match in zip(lines, matches) if not match][:3]
