@@ -75,6 +75,24 @@ def test_the_books_add_up() -> None:
     assert warm_coverage(ObserverSnapshot()) is None
 
 
+def test_first_calls_are_counted_and_named_and_make_no_request_cold() -> None:
+    observer, other = Observer(), Observer()
+    for books in (observer, other):
+        for first in ([end.__code__, Observer.end.__code__], None):
+            books.count(
+                RequestContext(first_calls=first),
+                method="GET",
+                target=b"/a",
+                headers=[],
+                status=200,
+                elapsed_s=0.01,
+                evidence=True,
+            )
+    stats = merge_snapshots(observer.snapshot(), other.snapshot()).routes["GET /a"]
+    assert (stats.requests, stats.first_call_requests, stats.first_calls, stats.cold_requests) == (4, 2, 4, 0)
+    assert [name.rpartition(" ")[2] for name in stats.first_call_names] == ["end", "Observer.end"]
+
+
 def test_routes_and_names_are_bounded() -> None:
     observer = Observer()
     for n in range(MAX_ROUTES + 50):
