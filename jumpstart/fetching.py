@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from jumpstart import files
-from jumpstart.choice import Candidate, Votes, may_not
+from jumpstart.choice import Candidate, Step, Votes, may_not, next_step
 from jumpstart.errors import ConfigError, JumpstartError, ProfileRefusedError
 from jumpstart.paths import private_folder
 from jumpstart.profile import Profile, Trust, read_bytes
@@ -51,6 +51,10 @@ VOTES = "votes.json"  # in the local copy: what the store said when it was last 
 WANTED = 3  # valid profiles of this build, to choose one of at random
 MAX_DOWNLOADS = 8  # for one boot
 COPIES = "copies of profiles"  # where a refusal says that something is wrong with the local copy
+WAITED = "other hosts try it out and have not said in time how they fare"
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 2.0  # between two looks at the trials of others
+SETTLE_S = 0.1  # from writing a mark to looking who was first
+TRIAL_MARGIN_S = 2.0  # that a trial may take over its time before it is given up
 MAX_COPIES = 16  # that a host keeps of one app and tenant
 
 
@@ -86,6 +90,24 @@ class VoteOrder(msgspec.Struct, frozen=True, kw_only=True, tag="vote"):
     verdict: Verdict
 
 
+class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    """
+    Find out which profile a host may load, where nobody is well with the preferred one yet.
+
+    Attributes:
+        paths: of the profiles in the store, the preferred one first.
+        host: the name under which it votes.
+        wait_s: how long it may wait for what the trials of other hosts tell.
+    """
+
+    url: str
+    app: str
+    tenant: str
+    paths: list[str]
+    host: str
+    wait_s: float
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """
     What came of an order.
@@ -93,13 +115,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_reached: the store was listed; else the local copy is what there is.
         refusals: everything that was not as it should be; none of it stops a boot.
+        taken: of a trial, the id of the profile to load; "" is none.
     """
 
     is_reached: bool = False
     refusals: list[Refusal] = []
+    taken: str = ""
 
 
-_Order = FetchOrder | VoteOrder
+_Order = FetchOrder | VoteOrder | TrialOrder
 
 
 def copy_folder(copies: Path, url: str) -> Path:
@@ -121,12 +145,19 @@ def cast_vote(order: VoteOrder, timeout_s: float) -> Outcome:
     return _within(order, timeout_s)
 
 
+def try_out(order: TrialOrder) -> Outcome:
+    """Find out which profile may be loaded, within about the seconds that the order names. Raises nothing."""
+    return _within(order, order.wait_s + TRIAL_MARGIN_S)
+
+
 def _within(order: _Order, timeout_s: float) -> Outcome:
     is_folder = "://" not in order.url or order.url.startswith("file://")
     try:
         outcome = _in_thread(order, timeout_s) if is_folder else _in_child(order, timeout_s)
     except Exception as error:  # no process, no thread, no memory: the boot goes on without
         return _unreachable(order, words_of(error))
+    if outcome is None and isinstance(order, TrialOrder):  # the marks may be written: not to be loaded, then
+        return Outcome(is_reached=True, refusals=[Refusal(f"store {order.url}", Reason.UNTRIED, WAITED)])
     return outcome or _unreachable(order, f"it took over {timeout_s:g} s")
 
 
@@ -200,7 +231,7 @@ def carry_out(order: _Order) -> Outcome:
                 return Outcome(refusals=[Refusal(order.path, Reason.MALFORMED, "is not the path of a profile")])
             store.vote(found[0], order.voter, order.verdict)
             return Outcome(is_reached=True)
-        return _fetch(order, store)
+        return _try_out(order, store) if isinstance(order, TrialOrder) else _fetch(order, store)
     except ProfileRefusedError as error:
         return Outcome(refusals=[Refusal(f"store {order.url}", error.reason, error.detail)])
     except JumpstartError as error:
@@ -240,6 +271,29 @@ def _fetch(order: FetchOrder, store: Store) -> Outcome:
         except OSError as error:
             refusals.append(Refusal(COPIES, Reason.UNREADABLE, f"cannot write {VOTES}: {error.strerror}"))
     return Outcome(is_reached=True, refusals=refusals)
+
+
+def _try_out(order: TrialOrder, store: Store) -> Outcome:
+    began = time.monotonic()
+    pause = FIRST_PAUSE_S
+    places = {found[0].id: found[0] for path in order.paths if (found := parse_path(path)) is not None}
+    while True:
+        listing = store.listing(order.app, order.tenant)
+        moments = [at for ballot in listing.ballots.values() for at in ballot.marks.values()]
+        # The store's clock as far as it is seen, and our own stopwatch: clocks of hosts differ.
+        now = max(moments, default=0.0) + time.monotonic() - began
+        step: Step = next_step(list(places), listing.ballots, order.host, now)
+        if step.kind in ("take", "none"):
+            reason = "other hosts have found that it crashes them"
+            refusals = [] if step.id else [Refusal(f"store {order.url}", Reason.OUTVOTED, reason)]
+            return Outcome(is_reached=True, taken=step.id, refusals=refusals)
+        if step.kind == "mark" and step.id in places:
+            store.vote(places[step.id], order.host, "trial")
+        if time.monotonic() - began > order.wait_s:
+            return Outcome(is_reached=True, refusals=[Refusal(f"store {order.url}", Reason.UNTRIED, WAITED)])
+        # Also after a mark: one that was written before it may be seen a moment after it.
+        time.sleep(pause if step.kind == "wait" else SETTLE_S)
+        pause = min(pause * 1.5, LAST_PAUSE_S)
 
 
 def fetch_order(listing: Listing, build: str, avoid: Collection[str], seed: str) -> list[Entry]:

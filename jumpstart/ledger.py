@@ -267,7 +267,7 @@ class Ledger:
                 before = self.read()
                 change = _Change(*settled(before, self._lives, datetime.now(UTC)))
                 yield change
-                if change.account != before:
+                if change.account != before or not self._file.exists():  # else it had another voter next time
                     files.replace(self._file, msgspec.json.encode(change.account), 0o600)
                 files.sweep(self._folder)
 

@@ -4,6 +4,7 @@ The profile of a boot: from a file or out of a store, but none that the boot led
     ledger     what dead boots were loading is blamed; after two failures in a row there is no profile at all
     fetch      a store's local copy is brought up to date (`fetching.py`), in time or not
     choose     one of the valid ones (`choice.py`)
+    try out    where nobody is well with it yet, few hosts load it and the others wait for what becomes of them
     ledger     that this boot loads it is written down before anything of it is used
 
 Raises nothing for what is wrong with files, stores or the ledger: every refusal is handed back with its reason.
@@ -12,6 +13,7 @@ Raises nothing for what is wrong with files, stores or the ledger: every refusal
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -81,12 +83,14 @@ class Provision:
         where: its name in reports.
         refusals: why there is none.
         passed: what else was not as it should be; costs nothing where a profile was found.
+        is_reached: the store was.
     """
 
     profile: Profile | None = None
     where: str = ""
     refusals: list[Refusal] = field(default_factory=list)
     passed: list[Refusal] = field(default_factory=list)
+    is_reached: bool = False
 
 
 def provide(wanted: Wanted, share: Share) -> Provision:
@@ -111,7 +115,11 @@ def provide(wanted: Wanted, share: Share) -> Provision:
         found.refusals.append(Refusal("profile", Reason.UNREADABLE, str(error)))
         return found
     avoid = account.avoid if account is not None else frozenset()
-    attempt = _from_store(wanted, ledger, avoid, share, found) if from_store else _from_file(wanted, path, avoid, found)
+    voter = account.voter if account is not None else ""
+    if from_store:
+        attempt = _from_store(wanted, ledger, voter, avoid, share, found)
+    else:
+        attempt = _from_file(wanted, path, avoid, found)
     if ledger is not None and attempt is not None:
         try:
             ledger.begin(attempt)
@@ -150,7 +158,7 @@ def _attempt(wanted: Wanted, profile: Profile, url: str = "", path: str = "") ->
 
 
 def _from_store(
-    wanted: Wanted, ledger: Ledger | None, avoid: frozenset[str], share: Share, found: Provision
+    wanted: Wanted, ledger: Ledger | None, voter: str, avoid: frozenset[str], share: Share, found: Provision
 ) -> Attempt | None:
     from jumpstart.fetching import FetchOrder  # where a file is named, nobody pays for it
 
@@ -168,9 +176,15 @@ def _from_store(
         seed=seed,
         avoid=sorted(avoid),
     )
+    began = time.monotonic()
     under_way = _under_way(wanted, ledger)
     copied = _copied(wanted, order, under_way, found)
-    chosen = _choose(copied, build, avoid, seed, under_way, share, found)
+    chosen = next((each for each in copied if each.place.id == under_way), None)
+    if chosen is None:
+        candidates = _candidates(copied, build, avoid, share, found)
+        left_s = max(1.0, wanted.fetch_timeout_s - (time.monotonic() - began))
+        by_id = {each.place.id: each for each in copied}
+        chosen = _tried(wanted, voter, _preferred(candidates, build, seed), by_id, left_s, found)
     if chosen is None:
         detail = f"the store {wanted.source} has none for {wanted.app} and tenant {wanted.tenant} that may be used"
         found.refusals.append(Refusal("profile", _main_reason(found), detail))
@@ -219,6 +233,7 @@ def _fetched(order: FetchOrder, timeout_s: float, found: Provision) -> tuple[lis
     from jumpstart.fetching import COPIES, fetch, read_copies
 
     outcome = fetch(order, timeout_s)
+    found.is_reached = found.is_reached or outcome.is_reached
     copied, refusals = read_copies(order)
     found.passed += [each for each in (*outcome.refusals, *refusals) if each not in found.passed]
     return copied, all(refusal.where != COPIES for refusal in outcome.refusals)
@@ -235,18 +250,11 @@ def _under_way(wanted: Wanted, ledger: Ledger | None) -> str | None:
     return attempt.profile if attempt is not None else None
 
 
-def _choose(
-    copied: list[Copied],
-    build: str,
-    avoid: frozenset[str],
-    seed: str,
-    under_way: str | None,
-    share: Share,
-    found: Provision,
-) -> Copied | None:
+def _candidates(
+    copied: list[Copied], build: str, avoid: frozenset[str], share: Share, found: Provision
+) -> list[Candidate]:
+    """Those that may be loaded here; what is said against the others goes into *found*."""
     by_id = {each.place.id: each for each in copied}
-    if under_way in by_id and under_way is not None:
-        return by_id[under_way]
     candidates: list[Candidate] = []
     for each in copied:
         manifest = each.profile.manifest
@@ -265,8 +273,47 @@ def _choose(
     own = encode_build(build)
     if not any(each.build == own for each in candidates):  # only then do shares matter, and they take time
         candidates = [Candidate(each.id, each.build, share(by_id[each.id].profile), each.votes) for each in candidates]
-    chosen = choose(candidates, build=own, avoid=avoid, seed=seed)
-    return by_id[chosen.id] if chosen is not None else None
+    return candidates
+
+
+def _preferred(candidates: list[Candidate], build: str, seed: str) -> list[Candidate]:
+    """In the order in which they would be chosen, each after those before it are gone."""
+    left, order = list(candidates), []
+    while (chosen := choose(left, build=encode_build(build), avoid=(), seed=seed)) is not None:
+        order.append(chosen)
+        left.remove(chosen)
+    return order
+
+
+def _tried(
+    wanted: Wanted, voter: str, preferred: list[Candidate], by_id: dict[str, Copied], left_s: float, found: Provision
+) -> Copied | None:
+    """
+    The preferred profile, or, where nobody is well with that one yet, what the trials of this and other hosts tell.
+
+    A host that does not vote (without a ledger), a store that takes no marks, and one that is down do without trials.
+    """
+    from jumpstart.fetching import TrialOrder, try_out
+
+    if not preferred:
+        return None
+    first = by_id[preferred[0].id]
+    is_read_only = wanted.source.startswith(("http://", "https://"))
+    if first.votes.healthy or not voter or is_read_only or not found.is_reached:
+        return first
+    order = TrialOrder(
+        url=wanted.source,
+        app=wanted.app,
+        tenant=wanted.tenant,
+        paths=[by_id[each.id].place.path for each in preferred],
+        host=voter,
+        wait_s=left_s,
+    )
+    outcome = try_out(order)
+    found.passed += outcome.refusals
+    if not outcome.is_reached:  # it takes no marks
+        return first
+    return by_id.get(outcome.taken)
 
 
 def _main_reason(found: Provision) -> Reason:

@@ -38,6 +38,7 @@ class Reason(enum.StrEnum):
     STORE_UNREACHABLE = "store-unreachable"  # the store did not answer, or not in time
     CRASHED = "crashed"  # a process that was loading it died on this host; the boot ledger says so
     OUTVOTED = "outvoted"  # it crashed several other hosts
+    UNTRIED = "untried"  # other hosts try it, and have not said in time how they fare
     # a file or a section
     OTHER_RUNTIME = "other-runtime"  # another Python, platform or machine
     OTHER_APP = "other-app"  # nothing wrong with it; what applies is used

@@ -3,6 +3,7 @@ Where profiles are shipped to and fetched from: a folder, a bucket, or a web ser
 
     APP/TENANT/BUILD/ID.jumpstart          a profile; BUILD is ``latest`` for those that were promoted
     APP/TENANT/BUILD/ID.votes/HOST.VERDICT what a consumer said of it, an empty object
+    APP/TENANT/BUILD/ID.votes/HOST.trial   a consumer asked to try it before anybody was well with it
     index.json                             what there is, for readers that cannot list (HTTP)
 
 A profile is never changed after it was published, so an object is there whole or not at all: a folder gives it its name
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import os
 import re
 import time
@@ -32,7 +34,7 @@ import msgspec
 
 from jumpstart import files
 from jumpstart.archive import DEFAULT, MIB
-from jumpstart.choice import Votes
+from jumpstart.choice import Ballot, Votes
 from jumpstart.errors import ConfigError, ProfileRefusedError
 from jumpstart.profile import AppInfo, Profile, Trust, Verify, parse_profile, read_bytes
 from jumpstart.records import Reason
@@ -48,11 +50,11 @@ REQUEST_TIMEOUT_S = 30.0  # of a command; a boot has its own deadline
 LOCK_TIMEOUT_S = 5.0
 HALF_WRITTEN_AFTER = timedelta(hours=1)  # what is still not whole then never will be
 
-Verdict = Literal["healthy", "crashed"]
+Verdict = Literal["healthy", "crashed", "trial"]
 
 _WORD = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,199}")
 _ID = re.compile(r"[0-9a-f]{32}")
-_VOTE = re.compile(r"([0-9a-f]{16})\.(healthy|crashed)")
+_VOTE = re.compile(r"([0-9a-f]{16})\.(healthy|crashed|trial)")
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
@@ -518,11 +520,13 @@ class Listing:
     What a store says it holds.
 
     Attributes:
-        votes: by id, each host once for each verdict, wherever the profile was when it was cast.
+        votes: by id, each host once, wherever the profile was when it was cast.
+        ballots: by id, with the names of the hosts, and who asked to try it.
     """
 
     entries: list[Entry] = field(default_factory=list)
     votes: dict[str, Votes] = field(default_factory=dict)
+    ballots: dict[str, Ballot] = field(default_factory=dict)
     vote_paths: dict[Place, list[str]] = field(default_factory=dict)
 
 
@@ -542,7 +546,7 @@ class Store:
         if app is not None and tenant is not None:
             prefix += f"/{encode_name(tenant)}"
         entries: list[Entry] = []
-        voters: dict[tuple[str, str], set[str]] = {}
+        voters: dict[str, dict[str, dict[str, float]]] = {}
         vote_paths: dict[Place, list[str]] = {}
         for each in self.backend.find(prefix):
             found = parse_path(each.path)
@@ -550,13 +554,17 @@ class Store:
                 continue
             place, voter, verdict = found
             if verdict:
-                voters.setdefault((place.id, verdict), set()).add(voter)
+                cast = voters.setdefault(place.id, {}).setdefault(verdict, {})
+                cast[voter] = min(cast.get(voter, math.inf), each.modified.timestamp())
                 vote_paths.setdefault(place, []).append(each.path)
             else:
                 entries.append(Entry(place, each.size, each.modified))
-        ids = {id for id, _ in voters}
-        votes = {id: Votes(len(voters.get((id, "healthy"), ())), len(voters.get((id, "crashed"), ()))) for id in ids}
-        return Listing(sorted(entries, key=lambda entry: entry.place), votes, vote_paths)
+        ballots = {
+            id: Ballot(frozenset(cast.get("healthy", ())), frozenset(cast.get("crashed", ())), cast.get("trial", {}))
+            for id, cast in voters.items()
+        }
+        votes = {id: ballot.votes() for id, ballot in ballots.items()}
+        return Listing(sorted(entries, key=lambda entry: entry.place), votes, ballots, vote_paths)
 
     def read(self, place: Place, parse: Callable[[bytes], Profile]) -> tuple[bytes, Profile]:
         """Return the bytes of a profile, and it, checked; raises ProfileRefusedError."""

@@ -108,18 +108,22 @@ class ProfileWatch:
         if self._ledger is not None and generation not in self._timed:
             self._timed.add(generation)
             asyncio.get_running_loop().call_later(HEALTHY_AFTER, self._is_well, generation)
+            try:
+                attempt = self._ledger.find(self.server, generation)
+            except ProfileRefusedError:
+                return  # `_is_well` says so
+            if attempt is not None:
+                # At once, since other hosts wait for it; if it dies after all, that vote of this host takes precedence.
+                self._vote(attempt, "healthy")
 
     def _is_well(self, generation: int) -> None:
         if generation in self._decided or self._ledger is None:
             return
         self._decided.add(generation)
         try:
-            attempt = self._ledger.healthy(self.server, generation)
+            self._ledger.healthy(self.server, generation)
         except ProfileRefusedError as error:
             logger.warning("not noted: %s", error)
-            return
-        if attempt is not None:
-            self._vote(attempt, "healthy")
 
     def end(self, generation: int | None = None) -> None:
         """That generation, or by default the tenant, is stopped in order before anybody can tell."""

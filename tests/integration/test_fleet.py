@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jumpstart.choice import TRIALS
 from tests.integration.fleet import Fleet
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ def test_a_fleet_serves_whatever_one_seeder_publishes(tmp_path: Path) -> None:
     first = fleet.consume(5)
     print(f"at once: {first}")
     assert first.served == 5 and first.sources == {fleet.good[:12]: 5}
-    assert first.bad_boots == first.tried_bad, "nobody tries it twice"
+    assert first.bad_boots == first.tried_bad <= TRIALS, "few try it, and nobody twice"
     assert fleet.votes() == {fleet.good: (5, 0), fleet.bad: (0, first.tried_bad)}
     votes = next(store.rglob(f"{fleet.bad}.jumpstart")).with_suffix(".votes")
     votes.mkdir(exist_ok=True)

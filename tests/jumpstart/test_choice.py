@@ -7,7 +7,18 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumpstart.choice import EQUAL_SHARES, Candidate, Votes, choose, may_not
+from jumpstart.choice import (
+    EQUAL_SHARES,
+    TRIAL_TIMEOUT_S,
+    TRIALS,
+    Ballot,
+    Candidate,
+    Step,
+    Votes,
+    choose,
+    may_not,
+    next_step,
+)
 from jumpstart.records import Reason
 
 VOTES = st.builds(Votes, st.integers(0, 200), st.integers(0, 10))
@@ -93,3 +104,70 @@ def test_what_applies_nowhere_is_not_loaded() -> None:
     assert choose([], build="now", avoid=(), seed=1) is None
     nearer = [Candidate("far", "before", 0.5), Candidate("near", "long ago", 0.9)]
     assert {choose(nearer, build="now", avoid=(), seed=seed) for seed in range(50)} == {nearer[1]}
+
+
+# -- trials --
+
+HOSTS = [f"{number:016x}" for number in range(12)]
+
+
+@given(st.integers(0, 12), st.data())
+def test_few_try_a_bad_profile_and_none_waits_for_ever(vanishing: int, data: st.DataObject) -> None:
+    """Hosts take their steps in any order; those that try the bad one crash, or vanish, and the good one is well."""
+    marks: dict[str, dict[str, float]] = {"bad": {}, "good": {}}
+    healthy: set[str] = set()
+    crashed: set[str] = set()
+    tried: set[str] = set()
+    preferred = {host: data.draw(st.permutations(["bad", "good"])) for host in HOSTS}
+    open_hosts = list(HOSTS)
+    now = 0.0
+    for _ in range(1000):
+        if not open_hosts:
+            break
+        now += 1
+        host = open_hosts.pop(data.draw(st.integers(0, len(open_hosts) - 1)))
+        ballots = {
+            "bad": Ballot(frozenset(), frozenset(crashed), marks["bad"]),
+            "good": Ballot(frozenset(healthy), frozenset(), marks["good"]),
+        }
+        step = next_step(preferred[host], ballots, host, now)
+        if step.kind == "mark":
+            marks[step.id][host] = now
+        if step.kind == "take" and step.id == "bad":
+            tried.add(host)
+            if len(tried) > vanishing:
+                crashed.add(host)
+            continue
+        if step.kind == "take":
+            healthy.add(host)
+            continue
+        open_hosts.append(host)
+    assert not open_hosts
+    assert len(tried) <= TRIALS
+
+
+@given(
+    st.sets(st.sampled_from(HOSTS)),
+    st.sets(st.sampled_from(HOSTS)),
+    st.dictionaries(st.sampled_from(HOSTS), st.floats(0, 1000)),
+    st.sampled_from(HOSTS),
+)
+def test_every_trial_is_decided_in_time(
+    healthy: set[str], crashed: set[str], marks: dict[str, float], host: str
+) -> None:
+    ballot = Ballot(frozenset(healthy), frozenset(crashed), marks)
+    assert next_step(["a"], {"a": ballot}, host, 1001 + TRIAL_TIMEOUT_S).kind != "wait"
+    if ballot.votes(0).is_outvoted:
+        assert next_step(["a"], {"a": ballot}, host, 0).kind == "none"
+
+
+def test_a_host_that_crashed_is_not_counted_as_well() -> None:
+    assert Ballot(frozenset("ab"), frozenset("b")).votes() == Votes(1, 1)
+
+
+def test_where_the_preferred_one_is_on_trial_a_proven_one_is_taken() -> None:
+    on_trial = Ballot(marks=dict.fromkeys(HOSTS[:3], 0.0))
+    ballots = {"new": on_trial, "proven": Ballot(healthy=frozenset(HOSTS[:1]))}
+    assert next_step(["new", "fresh", "proven"], ballots, HOSTS[5], 1) == Step("take", "proven")
+    assert next_step(["new"], ballots, HOSTS[5], 1) == Step("wait")
+    assert next_step(["new"], ballots, HOSTS[0], 1) == Step("take", "new")

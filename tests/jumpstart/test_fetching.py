@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from jumpstart import fetching
 from jumpstart.choice import Votes
+from jumpstart.errors import ConfigError
 from jumpstart.fetching import (
     FetchOrder,
+    TrialOrder,
     VoteOrder,
     carry_out,
     cast_vote,
@@ -29,11 +31,12 @@ from jumpstart.fetching import (
     fetch_order,
     private_copies,
     read_copies,
+    try_out,
 )
 from jumpstart.provision import Provision, Wanted, provide
 from jumpstart.records import Reason, Record
 from jumpstart.runtime import runtime_key
-from jumpstart.stores import LATEST, Entry, Listing, Place, open_store
+from jumpstart.stores import LATEST, Entry, Listing, Place, Store, open_store
 from jumpstart.trust import KeyRing
 from tests.jumpstart.store_lab import APP, ROOT, make_profile, temporary_files
 
@@ -271,6 +274,71 @@ def test_votes_are_cast_where_the_store_takes_them(fleet: Fleet, tmp_path: Path)
     assert fleet.store.listing().votes == {place.id: Votes(0, 1)}
     wrong = VoteOrder(url=str(fleet.folder), path="../../etc/passwd", voter="1" * 16, verdict="crashed")
     assert cast_vote(wrong, 30).refusals[0].reason is Reason.MALFORMED
+
+
+# -- on trial --
+
+
+def test_of_hosts_that_boot_in_the_same_instant_few_try_a_bad_profile(fleet: Fleet) -> None:
+    """Thirty hosts, half of which prefer the bad one; those that try it vote that they crashed."""
+    good, bad = fleet.publish(), fleet.publish()
+    tried: Counter[str] = Counter()
+    failed: list[Reason] = []
+    barrier = threading.Barrier(30)
+
+    def boot(number: int) -> None:
+        paths = [bad.path, good.path] if number % 2 else [good.path, bad.path]
+        host = f"{number:016x}"
+        barrier.wait(60)
+        while paths:
+            order = TrialOrder(url=str(fleet.folder), app=APP, tenant="web", paths=paths, host=host, wait_s=60)
+            outcome = try_out(order)
+            if not outcome.taken:
+                failed.extend(each.reason for each in outcome.refusals)
+                return
+            tried[outcome.taken] += 1
+            is_bad = outcome.taken == bad.id
+            fleet.store.vote(bad if is_bad else good, host, "crashed" if is_bad else "healthy")
+            if not is_bad:
+                return
+            paths = [good.path]
+
+    threads = [threading.Thread(target=boot, args=(number,)) for number in range(30)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(120)
+    assert not failed and tried[good.id] == 30
+    assert 1 <= tried[bad.id] <= 5
+
+
+def test_who_waits_for_the_trials_of_others_waits_no_longer_than_asked(fleet: Fleet) -> None:
+    place = fleet.publish()
+    for number in range(3):
+        fleet.store.vote(place, f"{number:016x}", "trial")
+    words = {"url": str(fleet.folder), "app": APP, "tenant": "web", "paths": [place.path]}
+    outcome = try_out(TrialOrder(**words, host="f" * 16, wait_s=0.1))  # type: ignore[arg-type]
+    assert not outcome.taken and [each.reason for each in outcome.refusals] == [Reason.UNTRIED]
+    fleet.store.vote(place, "0" * 16, "healthy")
+    assert try_out(TrialOrder(**words, host="f" * 16, wait_s=0.1)).taken == place.id  # type: ignore[arg-type]
+    fleet.store.prune([], fleet.store.listing())
+    fleet.store.remove(place, fleet.store.listing())
+    assert not list(fleet.folder.rglob("*.trial")), "marks go with the profile"
+
+
+def test_a_store_that_takes_no_marks_costs_a_line_and_not_the_profile(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = fleet.publish()
+    ledger = {"ledger": str(fleet.root / "ledger"), "ledger_key": "k" * 64, "server": "a" * 16}
+
+    def refuse(*arguments: object) -> None:
+        raise ConfigError("read-only")
+
+    monkeypatch.setattr(Store, "vote", refuse)
+    found = fleet.provide(**ledger)
+    assert found.profile is not None and found.profile.manifest.id == place.id
+    assert "read-only" in [each.detail for each in found.passed]
 
 
 # -- which one it is --

@@ -202,7 +202,9 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("unreadable: ") and "make room" in done.stdout
-    assert [path.name for path in (tmp_path / "ledger").iterdir()] == [f"{KEY}.lock"]
+    left = sorted(path.name for path in (tmp_path / "ledger").iterdir())
+    assert left == [f"{KEY}.json", f"{KEY}.lock"], "the account from before the disk was full, and no temporary file"
+    assert Ledger(tmp_path / "ledger", KEY).read().attempts == []
 
 
 def test_a_child_of_another_kind_does_not_keep_a_server_alive(tmp_path: Path) -> None:
