@@ -204,8 +204,9 @@ def _ask(ident: int, code: CodeType) -> bool:
     Ask for the exception if the innermost frame of the thread runs *code*.
 
     A chain of iterators that are all written in C: from the look at the frames to the request no Python code runs, so
-    this thread keeps the GIL, and the other one stands still. Up to CPython 3.11 the garbage collector, whose finalizers
-    may let others run, comes whenever something is allocated; later it waits for Python code. So it is off meanwhile.
+    this thread keeps the GIL, and the other one stands still. Up to CPython 3.11 the collector of garbage, whose
+    finalizers may let others run, comes whenever something is allocated; later it waits for Python code. So it is off
+    meanwhile.
     """
     switch_collector = sys.version_info < (3, 12) and gc.isenabled()
     if switch_collector:
