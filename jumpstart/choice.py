@@ -6,7 +6,8 @@ Which of several valid profiles a boot loads. Decides; does nothing.
     first        those of this very build
     then         the nearest, by the share of their records that apply here
     among equals at random, so that a bad profile hits few hosts; one with a vote against it seldom
-    on trial     one that nobody is well with yet is loaded by the first `TRIALS` hosts that ask; the others wait
+    on trial     one that is not proven, and that nobody is well with yet, is loaded by the first `TRIALS` hosts that
+                 ask; the others wait
 """
 
 from __future__ import annotations
@@ -128,12 +129,12 @@ class Ballot:
         return sorted(self.marks, key=lambda host: (self.marks[host], host))[:TRIALS]
 
     def votes(self, now: float | None = None) -> Votes:
-        """The votes; with *now*, hosts that have vanished in their trial count as crashed."""
-        vanished = {
-            host for host in self.trying if now is not None and now - self.marks[host] > TRIAL_TIMEOUT_S
-        } - self.healthy
-        crashed = self.crashed | vanished
-        return Votes(len(self.healthy - crashed), len(crashed))
+        """The votes; with *now*, and while nobody is well, hosts that have vanished in their trial count as crashed."""
+        healthy = self.healthy - self.crashed
+        vanished: set[str] = set()
+        if now is not None and not healthy:
+            vanished = {host for host in self.trying if now - self.marks[host] > TRIAL_TIMEOUT_S}
+        return Votes(len(healthy), len(self.crashed | vanished))
 
 
 @dataclass(frozen=True)

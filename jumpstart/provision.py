@@ -4,7 +4,7 @@ The profile of a boot: from a file or out of a store, but none that the boot led
     ledger     what dead boots were loading is blamed; after two failures in a row there is no profile at all
     fetch      a store's local copy is brought up to date (`fetching.py`), in time or not
     choose     one of the valid ones (`choice.py`)
-    try out    where nobody is well with it yet, few hosts load it and the others wait for what becomes of them
+    try out    where it is not proven and nobody is well with it yet, few hosts load it and the others wait for them
     ledger     that this boot loads it is written down before anything of it is used
 
 Raises nothing for what is wrong with files, stores or the ledger: every refusal is handed back with its reason.
@@ -289,7 +289,8 @@ def _tried(
     wanted: Wanted, voter: str, preferred: list[Candidate], by_id: dict[str, Copied], left_s: float, found: Provision
 ) -> Copied | None:
     """
-    The preferred profile, or, where nobody is well with that one yet, what the trials of this and other hosts tell.
+    The preferred profile, or, where that is not proven and nobody is well with it yet, what the trials of this and
+    other hosts tell.
 
     A host that does not vote (without a ledger), a store that takes no marks, and one that is down do without trials.
     """
@@ -298,8 +299,9 @@ def _tried(
     if not preferred:
         return None
     first = by_id[preferred[0].id]
-    is_read_only = wanted.source.startswith(("http://", "https://"))
-    if first.votes.healthy or not voter or is_read_only or not found.is_reached:
+    is_trusted = first.votes.healthy > 0 or first.profile.manifest.validation is not None
+    can_vote = voter and found.is_reached and not wanted.source.startswith(("http://", "https://"))
+    if is_trusted or not can_vote:
         return first
     order = TrialOrder(
         url=wanted.source,

@@ -117,7 +117,7 @@ def test_a_profile_that_kills_is_tried_once_and_the_store_hears_of_it(
         shown = run(home, "status")
         assert f"boot ledger: profile {bad[:12]} is not loaded here" in shown
         votes = store / FOLDER / "v1" / f"{bad}.votes"
-        wait_until(lambda: votes.is_dir() and [path.suffix for path in votes.iterdir()] == [".crashed"])
+        wait_until(lambda: {path.suffix for path in votes.iterdir()} == {".trial", ".crashed"})
     good = publish(home, app_dir, str(store), "/")
     with consumer(serve, app_dir, str(store)) as server:  # the next start takes the other one
         assert tenant(server)["sources"] == [f"profile {good[:12]} of this build"]
@@ -170,7 +170,8 @@ def test_a_worker_that_dies_young_is_replaced_by_one_with_another_profile(
         assert {first["profile"], second["profile"]} == ids and second["generation"] == 2
         assert "the next one loads another profile" in server.stderr
         vote = store / FOLDER / "v1" / f"{second['profile']}.votes"
-        wait_until(lambda: vote.is_dir() and [path.suffix for path in vote.iterdir()] == [".healthy"], 30)
+        wait_until(lambda: {path.suffix for path in vote.iterdir()} == {".trial", ".healthy"}, 30)
+        wait_until(lambda: not tenant(server)["boot_ledger"]["loading"], 30, "it has served for a while")
         ledger = tenant(server)["boot_ledger"]
         assert ledger["loading"] == [] and ledger["failures"] == 0
         with pytest.raises(httpx.HTTPError):

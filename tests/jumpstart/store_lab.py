@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from jumpstart.profile import AppInfo, encode_section, new_manifest, pack_profile
+from jumpstart.profile import AppInfo, Validation, encode_section, new_manifest, pack_profile
 from jumpstart.records import Record
 from jumpstart.runtime import RuntimeKey
 from jumpstart.stores import Place
@@ -27,6 +27,7 @@ def make_profile(
     records: Sequence[Record] = (Record(key="a"),),
     age: timedelta = timedelta(),
     runtime: RuntimeKey | None = None,
+    validation: Validation | None = None,
 ) -> tuple[Place, bytes]:
     """Return the bytes of a profile signed with the own key of *keys*, and its place in a store."""
     section = encode_section("names", 1, "json", records)
@@ -34,6 +35,7 @@ def make_profile(
     manifest = new_manifest(app=info, tenant=tenant, sections=[section], now=datetime.now(UTC) - age)
     if runtime is not None:
         manifest = msgspec.structs.replace(manifest, runtime=runtime)
+    manifest = msgspec.structs.replace(manifest, validation=validation)
     data = pack_profile(manifest, {"names": section.data}, KeyRing(keys).sign)
     return Place.of(app, tenant, build, manifest.id), data
 

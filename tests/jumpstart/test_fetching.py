@@ -33,6 +33,7 @@ from jumpstart.fetching import (
     read_copies,
     try_out,
 )
+from jumpstart.profile import Validation
 from jumpstart.provision import Provision, Wanted, provide
 from jumpstart.records import Reason, Record
 from jumpstart.runtime import runtime_key
@@ -317,13 +318,30 @@ def test_who_waits_for_the_trials_of_others_waits_no_longer_than_asked(fleet: Fl
     for number in range(3):
         fleet.store.vote(place, f"{number:016x}", "trial")
     words = {"url": str(fleet.folder), "app": APP, "tenant": "web", "paths": [place.path]}
-    outcome = try_out(TrialOrder(**words, host="f" * 16, wait_s=0.1))  # type: ignore[arg-type]
+    order = TrialOrder(**words, host="f" * 16, wait_s=0.1)  # type: ignore[arg-type]
+    assert try_out(order).taken == place.id, "no news is no reason to boot cold"
+    fleet.store.vote(place, "0" * 16, "crashed")
+    outcome = try_out(order)
     assert not outcome.taken and [each.reason for each in outcome.refusals] == [Reason.UNTRIED]
-    fleet.store.vote(place, "0" * 16, "healthy")
-    assert try_out(TrialOrder(**words, host="f" * 16, wait_s=0.1)).taken == place.id  # type: ignore[arg-type]
+    fleet.store.vote(place, f"{1:016x}", "healthy")
+    assert try_out(order).taken == place.id
     fleet.store.prune([], fleet.store.listing())
     fleet.store.remove(place, fleet.store.listing())
     assert not list(fleet.folder.rglob("*.trial")), "marks go with the profile"
+
+
+def test_a_proven_profile_needs_no_trial(fleet: Fleet) -> None:
+    ledger = {"ledger": str(fleet.root / "ledger"), "ledger_key": "k" * 64, "server": "a" * 16}
+    proof = Validation(golden=1, matched=1, warm_coverage=1.0, first_request_s=0.01, cold_first_request_s=0.1)
+    proven = fleet.publish(validation=proof)
+    found = fleet.provide(**ledger)
+    assert found.profile is not None and found.profile.manifest.id == proven.id
+    assert not list(fleet.folder.rglob("*.trial"))
+    fleet.store.remove(proven, fleet.store.listing())
+    plain = fleet.publish()
+    found = fleet.provide(**ledger | {"server": "b" * 16})
+    assert found.profile is not None and found.profile.manifest.id == plain.id
+    assert len(list(fleet.folder.rglob("*.trial"))) == 1
 
 
 def test_a_store_that_takes_no_marks_costs_a_line_and_not_the_profile(
