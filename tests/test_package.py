@@ -51,6 +51,16 @@ def test_an_app_that_imports_the_public_names_gets_no_server() -> None:
     assert run.stdout.strip() == "[]"
 
 
+def test_a_worker_of_a_wsgi_app_does_without_what_asgi_needs() -> None:
+    others = ("uvicorn", "starlette", "anyio", "click", "multiprocessing")
+    source = (
+        "import sys, jumpstart_server.mold, jumpstart_server.wsgi.engine; "
+        f"print([name for name in {others!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == "[]"
+
+
 def test_the_version_is_one() -> None:
     version = jumpstart.__version__
     assert str(Version(version)) == version

@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
-from jumpstart_server.asgi.cpu import Measured
+from jumpstart_server.envelope.cpu import Measured
 from jumpstart_server.envelope.interrupt import Interrupts, Stopping
 from jumpstart_server.messages import MetCold, Sampled
 from jumpstart_server.settings import TenantSettings

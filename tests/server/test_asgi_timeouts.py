@@ -18,9 +18,9 @@ import pytest
 import jumpstart
 from jumpstart_server import forks
 from jumpstart_server.access import AccessLog
-from jumpstart_server.asgi.cpu import Measured
 from jumpstart_server.asgi.stacks import stack_of_task
 from jumpstart_server.asgi.threads import Threads
+from jumpstart_server.envelope.cpu import Measured
 from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_warmup.observe import Observer
 from tests.server.asgi_lab import App, Lab, Receive, Scope, Send, answer, echo, piece, read_body, start, until

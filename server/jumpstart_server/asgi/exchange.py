@@ -39,9 +39,9 @@ from jumpstart.errors import JumpstartError
 from jumpstart_server import forks
 from jumpstart_server.access import AccessRecord
 from jumpstart_server.app_faults import warn_of_dropped
-from jumpstart_server.asgi.cpu import Measured
 from jumpstart_server.asgi.service import describe
 from jumpstart_server.connection_settings import DISCARD_BYTES
+from jumpstart_server.envelope.cpu import Measured
 from jumpstart_server.http1 import RequestHead, ResponseError, ResponseFramer
 from jumpstart_server.refusals import body_size, host_of
 from jumpstart_warmup.middleware import MARKER_BYTES

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jumpstart_server.access import AccessLog
-from jumpstart_server.asgi.cpu import Sampler
 from jumpstart_server.asgi.deadlines import Deadlines
 from jumpstart_server.asgi.gate import Cap, Gate
 from jumpstart_server.connection_settings import ConnectionSettings
+from jumpstart_server.envelope.cpu import Sampler
 from jumpstart_server.envelope.limits import RequestLimits
 from jumpstart_server.http1 import DefaultFields, RequestHead
 from jumpstart_server.refusals import Refusals

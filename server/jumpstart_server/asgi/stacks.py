@@ -7,7 +7,7 @@ import gc
 from types import FrameType
 from typing import Any
 
-from jumpstart_server.asgi.cpu import Measured
+from jumpstart_server.envelope.cpu import Measured
 from jumpstart_server.envelope.stacks import is_ours, text_of
 
 DEPTH = 200  # awaits, one in the other

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jumpstart_server.asgi.cpu import EVERY, PATHS, Measured, Sampler
+from jumpstart_server.envelope.cpu import EVERY, PATHS, Measured, Sampler
 from jumpstart_warmup.observe import Observer
 from tests.server.asgi_lab import Lab, Receive, Scope, Send, answer, until
 
