@@ -98,7 +98,7 @@ def measure(name: str, folder: Path, backend: str, rounds: int, interrupts: Inte
                 figures = boot(words, profile, kind, "--replay", requests, interrupts, bare, folder)
             found.setdefault(("bare", kind), []).append(figures)
     yield f"\n**{name}**: {app.target}, {len(requests)} requests, medians of {rounds}\n"
-    yield "| boot | KiB in the profile | first requests, ms | cold events in them | ready, s | CPU, s |"
+    yield "| boot | KiB, inflated | first requests, ms | cold events in them | ready, s | CPU, s |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for kind in kinds:
         plain, replayed = found["--no-replay", kind], found["--replay", kind]
