@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import ipaddress
 import logging
 import os
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
@@ -30,6 +32,7 @@ from jumpstart.errors import JumpstartError
 from jumpstart.paths import HostPaths, private_folder
 from jumpstart_server import metrics
 from jumpstart_server.addresses import SUN_PATH_LIMIT, Address, bind, describe, parse_address
+from jumpstart_server.admin_connections import AdminConnection
 from jumpstart_server.engine import PoolStats
 from jumpstart_server.processes import Member
 from jumpstart_server.seeding import pack_capture
@@ -43,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 5.0  # seconds that sync code may wait for a thread before a worker counts as saturated
 TEMPORARY = Path("/tmp")  # and not TMPDIR, which need not be the same for a server and for who looks for it
-CONNECTIONS = 50  # at once; it shares an event loop with what keeps the workers alive
 PROFILE_TYPE = "application/vnd.jumpstart-profile+zip"
 
 
@@ -104,13 +106,12 @@ async def serve_admin(supervisor: Supervisor) -> None:
     config = uvicorn.Config(
         admin_app(supervisor),
         loop="none",
-        http="httptools",
+        http=AdminConnection,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=1,
-        limit_concurrency=CONNECTIONS,
     )
     try:
         await _QuietServer(config).serve([bound])
@@ -178,6 +179,8 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         return Response(metrics.render(figures), media_type=metrics.CONTENT_TYPE)
 
     async def capture(request: Request) -> Response:
+        if (name := foreign(request)) is not None:
+            return _foreign_page(name)
         tier = tier_of(request)
         if tier is None:
             return _no_such_tenant(supervisor)
@@ -191,6 +194,8 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         return Response(data, media_type=PROFILE_TYPE)
 
     async def sample(request: Request) -> Response:
+        if (name := foreign(request)) is not None:
+            return _foreign_page(name)
         tier = tier_of(request)
         if tier is None:
             return _no_such_tenant(supervisor)
@@ -200,6 +205,8 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         return StreamingResponse(_sampled(tier, fraction), media_type="application/jsonl")
 
     async def shadow(request: Request) -> Response:
+        if (name := foreign(request)) is not None:
+            return _foreign_page(name)
         tier = tier_of(request)
         if tier is None:
             return _no_such_tenant(supervisor)
@@ -207,6 +214,13 @@ def admin_app(supervisor: Supervisor) -> Starlette:
         if fraction is None:
             return PlainTextResponse("fraction must be from 0 to 1\n", 400)
         return _json({"fraction": tier.shadowing.shadow(fraction, tier.settings.tenant)})
+
+    own = {"localhost", socket.gethostname().lower(), urlsplit(f"//{supervisor.settings.server.admin}").hostname or ""}
+
+    def foreign(request: Request) -> str | None:
+        if request.client is None:  # a Unix socket, where no browser comes
+            return None
+        return foreign_name(request.headers.get("host", ""), request.headers.get("origin", ""), own)
 
     def tier_of(request: Request) -> Tier | None:
         name = request.path_params.get("tenant")
@@ -230,6 +244,32 @@ def admin_app(supervisor: Supervisor) -> Starlette:
             Route("/capture/{tenant}", capture, methods=["POST"]),
         ]
     )
+
+
+def foreign_name(host: str, origin: str, own: Collection[str]) -> str | None:
+    """
+    The name by which a page in somebody's browser may have come here, or None when none did.
+
+    Such a page can have any name of its own lead to this address (DNS rebinding), but not a number, and not one of the
+    names in *own*. Only what changes something or hands out requests is kept from it.
+
+    Args:
+        host: the Host header.
+        origin: the Origin header, which no command line sends.
+    """
+    if origin:
+        return origin
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name if name.lower() not in own else None
+    return None
+
+
+def _foreign_page(name: str) -> Response:
+    text = f"this page is not for browsers, nor for any name that leads here; {name!r} is no name of this server.\n"
+    return PlainTextResponse(f"{text}Ask by number, as in http://127.0.0.1:PORT, or by the name in --admin.\n", 403)
 
 
 def _fraction_of(request: Request, default: str) -> float | None:

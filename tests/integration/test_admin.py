@@ -119,6 +119,29 @@ def test_pages_over_a_port(serve: Serve, app_dir: Path, home: Path) -> None:
             assert client.get("/boot").json()["tenants"][0]["target"] == "plain:app"
             assert client.get("/status").json()["pid"] == server.pid
             assert "jumpstart_workers" in metrics(client.get("/metrics").text)
+            # A page in somebody's browser, by DNS rebinding or not.
+            for lies in ({"host": "evil.example"}, {"origin": "http://evil.example"}):
+                for method, path in (
+                    ("POST", "/capture"),
+                    ("POST", "/shadow/fraction?fraction=1"),
+                    ("GET", "/shadow/sample"),
+                ):
+                    refused = client.request(method, path, headers=lies)
+                    assert refused.status_code == 403 and "evil.example" in refused.text
+            assert client.get("/metrics", headers={"host": "a-name.in.the.cluster"}).status_code == 200
+            assert client.post("/shadow/fraction?fraction=0").status_code == 200
+        # Health checks come whoever else holds connections, silent ones and half heads, and those are not kept.
+        host, port = url.removeprefix("http://").split(":")
+        with contextlib.ExitStack() as crowd:
+            held = [crowd.enter_context(socket.create_connection((host, int(port)))) for _ in range(60)]
+            for sock in held[30:]:
+                sock.sendall(b"GET /status HTTP/1.1\r\nHo")
+            assert httpx.get(f"{url}/livez", trust_env=False).text == "ok\n"
+            assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+            for sock in held:
+                sock.settimeout(60)
+                with contextlib.suppress(ConnectionResetError):
+                    assert sock.recv(1000) == b""
         shown = run_command("status", "--admin", url.removeprefix("http://"), home=home)
         assert shown.returncode == 0, shown.stderr
         assert f"pid {server.pid}" in shown.stdout
