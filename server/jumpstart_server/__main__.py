@@ -28,6 +28,8 @@ def main() -> None:
     words = sys.argv[1:]
     if is_serve := words[:1] == ["serve"] and not {"-h", "--help"} & set(words):
         _prepare_for_signals()
+    else:
+        _end_in_order()
     _open_standard_streams()
     waiting = _start_ahead(words) if is_serve else None
     try:
@@ -39,7 +41,22 @@ def main() -> None:
     finally:
         if waiting is not None:
             waiting.end()  # does nothing when the supervisor has taken it
-    sys.exit(code)
+    sys.exit(128 + _ended_by[0] if _ended_by and code == INTERRUPTED else code)
+
+
+_ended_by: list[int] = []  # signals that `_end_in_order` has turned into a Ctrl-C
+
+
+def _end_in_order() -> None:
+    """Have commands that end by SIGTERM or SIGHUP clean up and say what they say at a Ctrl-C; nohup stays nohup."""
+
+    def as_interrupt(number: int, frame: object) -> None:
+        _ended_by.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, as_interrupt)
 
 
 def _prepare_for_signals() -> None:

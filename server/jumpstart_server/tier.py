@@ -723,7 +723,7 @@ class Tier:
         kills = oom_kills()
         since = kills - self._oom_kills if kills is not None and self._oom_kills is not None else 0
         self._oom_kills = kills
-        return last_seen(member.pulse.last, since)
+        return last_seen(member.pulse.last, member.pulse.silent_s(time.monotonic()), since)
 
     async def watch(self) -> None:
         """Look for workers that hang, until cancelled."""
@@ -830,18 +830,19 @@ def _warmup_of(settings: Settings) -> tuple[str, float]:
     return settings.tenant.warmup, settings.tenant.warmup_budget
 
 
-def last_seen(beat: Beat | None, oom_kills: int) -> str:
+def last_seen(beat: Beat | None, ago_s: float, oom_kills: int) -> str:
     """
     What is known of a worker that died, and may say why; for the end of a log line. Pure.
 
     Args:
         beat: its last sign of life.
+        ago_s: how long before, in seconds; what it says of requests is as old.
         oom_kills: how many processes of our control group the kernel has killed since we last looked.
     """
     seen = ""
     if beat is not None:
         resident = f"{show_size(beat.rss)} resident, " if beat.rss else ""
-        seen = f" · seen last with {resident}{count(beat.in_flight, 'request')} in flight"
+        seen = f" · seen last {ago_s:.1f} s before with {resident}{count(beat.in_flight, 'request')} in flight"
     if oom_kills > 0:
         seen += f" · the kernel has killed {count(oom_kills, 'process', 'es')} of this control group for want of memory"
     return seen

@@ -115,7 +115,7 @@ def test_85_deaths_are_named_with_signal_memory_and_requests_in_flight(serve: Se
             with pytest.raises(httpx.HTTPError):
                 server.get(path)
             server.wait_for_line(
-                rf"pid={before} is gone \({name}\); .* · seen last with [\d.]+ [KMG]iB resident, \d req"
+                rf"pid={before} is gone \({name}\); .* · seen last [\d.]+ s before with [\d.]+ [KMG]iB resident, \d req"
             )
             server.wait_workers(1, instead_of=[before])
         (before,) = server.wait_workers(1)
@@ -126,7 +126,7 @@ def test_85_deaths_are_named_with_signal_memory_and_requests_in_flight(serve: Se
         with pytest.raises(httpx.HTTPError), httpx.stream("GET", server.url, timeout=10, trust_env=False):
             pass
         os.kill(before, signal.SIGKILL)
-        server.wait_for_line(rf"pid={before} is gone \(SIGKILL\); another starts.* seen last with ")
+        server.wait_for_line(rf"pid={before} is gone \(SIGKILL\); another starts.* seen last [\d.]+ s before with ")
 
 
 HELD = """

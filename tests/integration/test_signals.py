@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server import APPS, GATED_WSGI, TRACEBACK, Serve, Server, connects, wait_until, write_app
+from tests.integration.server import (
+    APPS,
+    COMMAND,
+    GATED_WSGI,
+    TRACEBACK,
+    Serve,
+    Server,
+    clean_environment,
+    connects,
+    wait_until,
+    write_app,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -286,3 +298,25 @@ def test_a_signal_before_anything_is_set_up_leaves_nothing(
             assert code in (0, 130, -number) or (code == 1 and "Failed to import the site module" in server.stderr)
             if number is signal.SIGTERM:
                 assert TRACEBACK not in server.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_command_that_is_told_to_end_cleans_up(tmp_path: Path, home: Path, number: signal.Signals) -> None:
+    """Not only at Ctrl-C: what stops a job is SIGTERM, and a lost terminal sends SIGHUP."""
+    app_dir = write_app(
+        tmp_path / "app", "slow_app", "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(60)"
+    )
+    for folder in (home, tmp_path / "tmp"):
+        folder.mkdir()
+    command = [str(COMMAND), "build", "slow_app:app", "--app-dir", str(app_dir), "-o", str(tmp_path / "x.jumpstart")]
+    environment = clean_environment(home, TMPDIR=str(tmp_path / "tmp"))
+    with subprocess.Popen(command, cwd=tmp_path / "tmp", env=environment, stderr=subprocess.PIPE, text=True) as build:
+        try:
+            wait_until(lambda: list(tmp_path.rglob("began")) or build.poll() is not None)
+            build.send_signal(number)
+            _, text = build.communicate(timeout=30)
+        finally:
+            build.kill()
+    assert build.returncode == 128 + number and TRACEBACK not in text, text
+    assert not (tmp_path / "x.jumpstart").exists()
+    assert [each for each in (tmp_path / "tmp").iterdir() if each.name != "began"] == []

@@ -198,6 +198,9 @@ def test_a_merge_is_bounded_too_and_loses_no_request() -> None:
         ("/a/b/c/d/e/f/g/h/i/j", "/a/b/c/d/e/f/g/h/…"),
         ("/" + "word-" * 20, "/{}"),
         ("/static/css/site.css", "/static/css/site.css"),
+        ("/reset;token=hunter3", "/reset;{}"),
+        ("/app/p;jsessionid=node0abcDEF4xyz.node0/q;v=1.1,2", "/app/p;{}/q;{}"),
+        ("/cars/colour=red", "/cars/{}"),
     ],
 )
 def test_paths_become_routes(path: str, route: str) -> None:

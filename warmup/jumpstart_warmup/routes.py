@@ -19,7 +19,7 @@ NOT_FOUND = "(not found)"
 MAX_SEGMENTS = 8
 _PLACEHOLDER = "{}"
 _REST = "…"
-_NAMELIKE = re.compile(r"[A-Za-z0-9_.~!$'()*+,;=:&-]*")
+_NAMELIKE = re.compile(r"[A-Za-z0-9_.~!$'()*+,:&-]*")
 _DIGITS = re.compile(r"[0-9]{4}|^[0-9][0-9.,:_-]*$")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 
@@ -29,15 +29,22 @@ def normalise_path(path: str) -> str:
     """
     Guess a route from a (decoded) path: segments that look like values become ``{}``, from the ninth on ``…``.
 
-    Values are numbers, anything with four digits in a row, UUIDs, opaque strings, more than 40 characters, and
-    characters beyond those of names. Pure and idempotent.
+    Values are numbers, anything with four digits in a row, UUIDs, opaque strings, more than 40 characters, characters
+    beyond those of names, what stands behind an equals sign, and the parameters of a segment (RFC 3986 3.3), such as
+    ``;jsessionid=``. Pure and idempotent.
     """
     segments = path.split("/")
     head = segments[: MAX_SEGMENTS + 1]  # the first is what stands before the leading slash: nothing
-    shown = [segment if _is_name(segment) else _PLACEHOLDER for segment in head]
+    shown = [_shown(segment) for segment in head]
     if len(segments) > len(head):
         shown.append(_REST)
     return "/".join(shown)
+
+
+def _shown(segment: str) -> str:
+    name, semicolon, _ = segment.partition(";")
+    shown = name if _is_name(name) else _PLACEHOLDER
+    return f"{shown};{_PLACEHOLDER}" if semicolon else shown
 
 
 def _is_name(segment: str) -> bool:
