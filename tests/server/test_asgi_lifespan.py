@@ -131,6 +131,30 @@ def test_161_a_shut_down_that_says_it_failed(message: str, log: pytest.LogCaptur
     assert not log.records
 
 
+def test_61_a_shut_down_that_hangs_has_its_time_and_is_named() -> None:
+    async def flush() -> None:
+        await asyncio.Event().wait()
+
+    async def app(scope: Any, receive: Receive, send: Send) -> None:
+        await receive()
+        await send(STARTED)
+        await receive()
+        await flush()
+
+    async def main() -> str:
+        lifespan = Lifespan(app, "auto")
+        await lifespan.startup()
+        lifespan.end_by = asyncio.get_running_loop().time() + 0.05
+        async with asyncio.timeout(5):
+            await lifespan.shutdown()
+        return lifespan.failure
+
+    failure = asyncio.run(main())
+    assert (
+        failure.startswith("it had not ended when the time of --graceful-timeout was over\n") and "in flush" in failure
+    )
+
+
 def test_one_that_ends_while_it_serves_is_told_at_once_and_at_the_end(log: pytest.LogCaptureFixture) -> None:
     async def raises(scope: Any, receive: Receive, send: Send) -> None:
         await receive()

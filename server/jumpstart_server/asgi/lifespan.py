@@ -8,13 +8,16 @@ what the supervisor says once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
+import math
 import traceback
 from typing import Any, Literal
 
 from jumpstart.errors import AppLoadError
 from jumpstart_server.asgi.exchange import App, ASGIMisuseError, Message
+from jumpstart_server.asgi.stacks import stack_of_task
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class Lifespan:
         state: what the app puts there is copied into the scope of each request.
         is_started: the app's start-up is done.
         failure: why its shut-down failed, for the log; "" when it did not.
+        end_by: until when it may take, in the event loop's time.
         should_exit: uvicorn's server asks for it. A start-up that failed is an exception here.
     """
 
@@ -45,6 +49,7 @@ class Lifespan:
         self.state: dict[str, Any] = {}
         self.is_started = False
         self.failure = ""
+        self.end_by = math.inf
         self._app = app
         self._mode = mode
         self._phase = _Phase.NEW
@@ -73,12 +78,22 @@ class Lifespan:
         self.is_started = True
 
     async def shutdown(self) -> None:
-        """Wait for the app's shut-down, if its start-up was done; what goes wrong is in `failure`. Raises nothing."""
+        """
+        Wait for the app's shut-down, if its start-up was done, but not beyond `end_by`.
+
+        What goes wrong is in `failure`. Raises nothing.
+        """
         if self._phase is not _Phase.SERVING:
             return
         self._phase = _Phase.STOPPING
         self._incoming.put_nowait({"type": "lifespan.shutdown"})
-        await self._answered.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(None if self.end_by == math.inf else self.end_by):
+                await self._answered.wait()
+                return
+        stack = stack_of_task(self._task) if self._task is not None else ""
+        self.failure = f"it had not ended when the time of --graceful-timeout was over\n{stack}".rstrip()
+        self._phase = _Phase.OVER
 
     async def _run(self) -> None:
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self.state}

@@ -38,6 +38,7 @@ from jumpstart_warmup.observe import Observer
 from jumpstart_warmup.sampling import UnderWay
 
 STREAM_NOTICE = 1.0  # seconds before graceful_timeout, or a tenth of that, when streams hear that it is nearly over
+LIFESPAN_GRACE = 1.0  # seconds beyond graceful_timeout for the app's shut-down; what was learnt is to be told yet
 LAST_WORDS = 0.2  # seconds before the end, for answers to requests that will not be served
 
 
@@ -326,8 +327,9 @@ class _WarmServer(uvicorn.Server):
         await self._listeners.stop()
         self._stopped_accepting()
         # What still waits for its turn when the time is over is told so; what runs is cancelled by uvicorn then.
-        patience = self.service.limits.graceful_timeout - LAST_WORDS
-        last_words = asyncio.get_running_loop().call_later(max(patience, 0.0), self.service.gate.turn_all_away)
+        loop, limit = asyncio.get_running_loop(), self.service.limits.graceful_timeout
+        self._own_lifespan.end_by = loop.time() + limit + LIFESPAN_GRACE
+        last_words = loop.call_later(max(limit - LAST_WORDS, 0.0), self.service.gate.turn_all_away)
         try:
             await super().shutdown(sockets)
         finally:
