@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jumpstart_server.connection_settings import ConnectionSettings
-from jumpstart_server.http1 import Event, ParseError, RequestParser, ResponseFramer, response
+from jumpstart_server.http1 import Event, ParseError, RequestParser, ResponseFramer, head, response
+from jumpstart_server.http1.events import HeaderMap
 from jumpstart_server.settings import TenantSettings
 
 LINES = [
@@ -42,6 +43,66 @@ def test_a_parser_says_of_each_request_what_a_new_one_would(heads: list[tuple[by
             if hasattr(event, "headers"):
                 event.headers.append((b"mine", b""))  # the list is the receiver's own
         parser.resume()
+
+
+FIELD_LINES = [
+    *(
+        b"Host: a",
+        b"host: a ",
+        b"Host: b",
+        b"Host: a b",
+        b"HOST:a",
+        b"Accept: x",
+        b"Accept: \x00",
+        b"Accept:\ty",
+        b"X-Id: 1",
+    ),
+    *(b"X-Id: 2", b"X_Id: 3", b"X Id: 4", b"X-Id: a\nb", b"X-Id: a\rb", b"Cookie: \xff", b": x", b"X-Id", b" folded"),
+    *(b"Connection: close", b"Connection: keep-alive", b"Connection: upgrade", b"Upgrade: foo", b"Content-Length: 0"),
+    *(
+        b"Content-Length: 3",
+        b"Content-Length: +3",
+        b"Transfer-Encoding: chunked",
+        b"Expect: 100-continue",
+        b"Expect: x",
+    ),
+    *(b"User-Agent: " + b"u" * 300, b"X-Id: " + b"i" * 9000),
+]
+# Mostly heads that pass and are like one another: otherwise no parser lives long enough to remember anything.
+HEAD_LINES = st.one_of(
+    st.tuples(st.just(b"Host: a"), st.sampled_from(FIELD_LINES)).map(list),
+    st.lists(st.sampled_from(FIELD_LINES), max_size=5),
+    st.lists(st.sampled_from([b"X-Id: 1", b"X-Id: 2", b"Accept: x", b"Content-Length: 3"]), max_size=4).map(
+        lambda lines: [b"Host: a", *lines]
+    ),
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(LINES), HEAD_LINES), max_size=8),
+    st.sampled_from(["drop", "refuse", "dangerous"]),
+)
+def test_heads_in_any_order_say_what_they_say_without_any_memory(
+    heads: list[tuple[bytes, list[bytes]]], header_map: HeaderMap
+) -> None:
+    requests = []
+    for line, lines in heads:
+        body = (
+            b"abc" if b"Content-Length: 3" in lines else b"0\r\n\r\n" if b"Transfer-Encoding: chunked" in lines else b""
+        )
+        requests.append(b"\r\n".join([line, *lines]) + b"\r\n\r\n" + body)
+    alone: list[list[Event]] = []
+    for request in requests:
+        for memory in (head.repeated_lines, head._names, head._hosts):
+            memory.clear()
+        alone.append(RequestParser(header_map=header_map).feed(request))
+    for _ in range(2):  # the second time with all lines known
+        parser = RequestParser(header_map=header_map)
+        for request, events in zip(requests, alone):
+            assert parser.feed(request) == events
+            assert parser.resume() == []
+            if parser.state.name != "REQUEST_LINE":
+                parser = RequestParser(header_map=header_map)
 
 
 FIELDS = st.sampled_from(

@@ -2,7 +2,9 @@
 The words of HTTP/1.1, as tables and patterns: tokens, field values, hosts, request targets.
 
 Tables are strings of the bytes that are allowed: ``data.translate(None, TABLE)`` is what is left when they are taken
-away, so it is empty for good data. That is one pass in C, several times faster than a regular expression.
+away, so it is empty for good data. That is one pass in C, several times faster than a regular expression. A single byte
+is looked for as a number, ``0x25 in data``: with ``b"%" in data`` it costs nine times as much, because Python tries the
+other reading first.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ VCHAR = bytes(range(0x21, 0x7F))
 FIELD_VALUE = b"\t " + VCHAR + bytes(range(0x80, 0x100))  # RFC 9110 5.5, field-vchar, SP, HTAB; no other control
 
 # Where the data is short, taking bytes away costs less than half of itself: the rest makes a table of *TABLE* anew each
-# time. These are made once: bytes that are not allowed become `BAD`, a byte that no table allows.
-BAD = b"\0"
+# time. These are made once, and change the bytes that are not allowed and no others. So good data is equal to
+# ``data.translate(TABLE)``; it is the same object then, which takes no time to see.
 
 
 def _marking(allowed: bytes) -> bytes:
-    return bytes(byte if byte in allowed else BAD[0] for byte in range(256))
+    return bytes(byte if byte in allowed else byte ^ 0x80 for byte in range(256))
 
 
 FIELD_VALUES = _marking(FIELD_VALUE)
@@ -36,6 +38,7 @@ ABSOLUTE = re.compile(rb"https?://([^/?#]+)(/[^?#]*)?(?:\?([^#]*))?", re.IGNOREC
 # 0x80 and above are no URI (RFC 3986 2).
 PATH = VCHAR.translate(None, b"#\\?")
 QUERY = VCHAR.translate(None, b"#")
+PERCENT = 0x25
 PATHS = _marking(PATH)
 QUERIES = _marking(QUERY)
 
@@ -77,8 +80,8 @@ def split_target(method: str, target: bytes) -> tuple[bytes, bytes, bytes | None
         host, path, query = form[1], form[2] or b"/", form[3] or b""
         if not HOST.fullmatch(host) or host.startswith(b":"):
             raise TargetError("the target's host is not one")
-    if BAD in path.translate(PATHS) or BAD in query.translate(QUERIES):
+    if path.translate(PATHS) != path or (query and query.translate(QUERIES) != query):
         raise TargetError("a byte that has no place in a target; it should be percent-encoded")
-    if b"%00" in path:
+    if PERCENT in path and b"%00" in path:
         raise TargetError("an encoded NUL in the path")
     return path, query, host

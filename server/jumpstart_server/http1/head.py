@@ -10,10 +10,8 @@ import re
 
 from jumpstart_server.http1.events import RequestHead
 from jumpstart_server.http1.grammar import (
-    BAD,
     FIELD_VALUES,
     HOST,
-    PATHS,
     TOKEN,
     TargetError,
     is_token,
@@ -73,8 +71,6 @@ def parse_request_line(line: bytes) -> RequestLine:
         if _VERSION.fullmatch(version_word):
             raise Refused(505, "a version other than HTTP/1.0 and HTTP/1.1")
         raise Refused(400, "the request line does not end in a version")
-    if target[:1] == b"/" and b"?" not in target and b"%00" not in target and BAD not in target.translate(PATHS):
-        return method, target, target, b"", None, version
     try:
         path, query, host = split_target(method, target)
     except TargetError as error:
@@ -100,7 +96,7 @@ def parse_field(line: bytes) -> tuple[bytes, bytes] | None:
         if not name or name.translate(None, TOKEN):
             return None
         lowered = _learn(name)
-    if not colon or BAD in value.translate(FIELD_VALUES):
+    if not colon or value.translate(FIELD_VALUES) != value:
         return None
     field = lowered, value.strip(b"\t ")
     if lowered in REPEATED and len(line) <= REPEATED_BYTES:

@@ -29,6 +29,7 @@ from jumpstart_server.http1.events import (
 )
 from jumpstart_server.http1.grammar import TOKEN
 from jumpstart_server.http1.head import (
+    FRAMING,
     Refused,
     RequestLine,
     assemble,
@@ -43,6 +44,7 @@ REPEAT_BYTES = 2048  # of field lines that a connection remembers; a browser's w
 EMPTY_LINES = 4  # before a request line; RFC 9112 2.2 asks for one at least
 CHUNK_DIGITS = 16  # 64 bits, leading zeros counted
 END = RequestEnd()
+LF, UNDERSCORE = 0x0A, 0x5F
 
 # Trailers are dropped; these would mean an attack or a muddle (RFC 9110 6.5.1: framing, routing, authentication,
 # request modifiers, content format).
@@ -94,6 +96,7 @@ class RequestParser:
         "_known_block",
         "_known_fields",
         "_known_first",
+        "_known_framing",
         "_known_head",
         "_known_line",
         "_line",
@@ -138,6 +141,7 @@ class RequestParser:
         # costs next to nothing, to parse is most of the work. Per connection: they may hold secrets.
         self._known_block: bytes | None = None  # the field lines, then what they say
         self._known_fields: list[tuple[bytes, bytes]] = []
+        self._known_framing: list[tuple[bytes, bytes]] = []  # those of the fields that matter to framing
         self._known_head: RequestHead | None = None
         self._known_first = b""  # the request line, and its words
         self._known_line: RequestLine | None = None
@@ -305,56 +309,57 @@ class RequestParser:
         if end < 0 or end - start > self.limits.limit_request_head:
             return None
         first, _, block = data[start:end].partition(b"\r\n")
-        if block == self._known_block and (head := self._known_again(first)) is not None:
+        line = self._known_line
+        if line is None or first != self._known_first:
+            if not first or first[0] not in TOKEN or LF in first or len(first) > self._line_limit:
+                return None
+            self._opening = first
+            line = parse_request_line(first)
+        known = self._known_head
+        if known is None or line[4] is not None or line[5] != known.http_version:
+            known = None  # the same fields would mean something else
+        elif block == self._known_block:
             self._pos = end + 4
-            return head
-        if not first or first[0] not in TOKEN or b"\n" in first or len(first) > self._line_limit:
-            return None
+            self._opening = self._known_first = first
+            self._known_line = line
+            return self._head_like(known, line, self._known_fields.copy())
+        self._opening = first
         lines = block.split(b"\r\n")
         if len(lines) > self._field_limit:
             return None
         if len(block) > self._size_limit and max(map(len, lines)) > self._size_limit:
             return None
-        self._opening = first
-        request_line = parse_request_line(first)
         fields: list[tuple[bytes, bytes]] = []
-        known = repeated_lines.get
-        for line in lines:
-            field = known(line)
+        repeated = repeated_lines.get
+        for text in lines:
+            field = repeated(text)
             if field is None:
-                field = parse_field(line)
+                field = parse_field(text)
                 if field is None:
                     return None
-                if b"_" in field[0] and not self._take_underscores:
+                if UNDERSCORE in field[0] and not self._take_underscores:
                     if self._refuse_underscores:
                         return None
                     continue
             fields.append(field)
         self._pos = end + 4
-        head = assemble(request_line, fields)
-        if request_line[4] is None and len(block) <= REPEAT_BYTES:
+        framing = [field for field in fields if field[0] in FRAMING]
+        if known is not None and framing == self._known_framing:
+            head = self._head_like(known, line, fields)
+        else:
+            head = assemble(line, fields)
+        if line[4] is None and len(block) <= REPEAT_BYTES:
             self._known_block = block
             self._known_fields = fields.copy()
+            self._known_framing = framing
             self._known_head = head
             self._known_first = first
-            self._known_line = request_line
+            self._known_line = line
         return head
 
-    def _known_again(self, first: bytes) -> RequestHead | None:
-        """The head whose fields are those of the last one, or None if its request line needs more care."""
-        line = self._known_line
-        known = self._known_head
-        assert known is not None
-        if first != self._known_first or line is None:
-            if not first or first[0] not in TOKEN or b"\n" in first or len(first) > self._line_limit:
-                return None
-            self._opening = first
-            line = parse_request_line(first)
-            if line[4] is not None or line[5] != known.http_version:
-                return None  # the fields mean something else with it
-            self._known_first = first
-            self._known_line = line
-        self._opening = first
+    @staticmethod
+    def _head_like(known: RequestHead, line: RequestLine, fields: list[tuple[bytes, bytes]]) -> RequestHead:
+        """A head that says of framing and connection what *known* says."""
         method, target, path, query, _, version = line
         return RequestHead(
             method,
@@ -362,7 +367,7 @@ class RequestParser:
             path,
             query,
             version,
-            self._known_fields.copy(),
+            fields,
             known.keep_alive,
             known.content_length,
             known.chunked,
@@ -385,7 +390,7 @@ class RequestParser:
             field = parse_field(line)
             if field is None:
                 raise Refused(400, fault_of(line))
-            if b"_" in field[0] and not self._take_underscores:
+            if UNDERSCORE in field[0] and not self._take_underscores:
                 if self._refuse_underscores:
                     raise Refused(400, "a field name with an underscore")
                 continue

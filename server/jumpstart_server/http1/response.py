@@ -24,6 +24,7 @@ from jumpstart_server.http1.grammar import is_token, split_list
 Fields = Iterable[tuple[bytes, bytes]]
 
 JOIN_BYTES = 16 * 1024  # up to here to copy a chunk costs less than another buffer in sendmsg
+CR, LF, NUL = 0x0D, 0x0A, 0x00  # numbers: see grammar.py
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"Connection: close\r\n\r\n"
@@ -408,7 +409,7 @@ def _prepare(status: int, reason: bytes | None, headers: tuple[tuple[bytes, byte
         out.append(b"%b: %b\r\n" % field)
     block = b"".join(out)
     # One CR and one LF for each line and none inside: all fields checked for injection at once.
-    if block.count(b"\n") != len(out) or block.count(b"\r") != len(out) or b"\0" in block:
+    if block.count(b"\n") != len(out) or block.count(b"\r") != len(out) or NUL in block:
         raise ResponseError(_name_the_fault(headers))
     prepared = block, length, own, close, tuple(dropped)
     if len(block) <= PREPARED_BYTES and not private:
@@ -425,7 +426,7 @@ def _status_line(status: int, reason: bytes | None) -> bytes:
     if not 100 <= status <= 999:
         raise ResponseError(f"status {status} is not between 100 and 999")
     phrase = _PHRASES.get(status, b"") if reason is None else reason
-    if b"\r" in phrase or b"\n" in phrase or b"\0" in phrase:
+    if CR in phrase or LF in phrase or NUL in phrase:
         raise ResponseError(f"the reason phrase {phrase!r} holds a line end or NUL")
     line = b"HTTP/1.1 %d %b\r\n" % (status, phrase)
     if len(_status_lines) < NAMES and len(line) < 256:
@@ -469,14 +470,14 @@ def _parse_length(value: bytes, seen: int | None) -> int:
 def _checked(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     if not is_token(name):
         raise ResponseError(f"{name!r} is not a header name")
-    if b"\r" in value or b"\n" in value or b"\0" in value:
+    if CR in value or LF in value or NUL in value:
         raise ResponseError(_holds_line_end(name))
     return name, value
 
 
 def _name_the_fault(headers: Fields) -> str:
     for name, value in headers:
-        if b"\r" in value or b"\n" in value or b"\0" in value:
+        if CR in value or LF in value or NUL in value:
             return _holds_line_end(name)
     return "a header value holds a line end or NUL"
 
