@@ -6,8 +6,7 @@ Which of several valid profiles a boot loads. Decides; does nothing.
     first        those of this very build
     then         the nearest, by the share of their records that apply here
     among equals at random, so that a bad profile hits few hosts; one with a vote against it seldom
-    on trial     one that is not proven, and that nobody is well with yet, is loaded by the first `TRIALS` hosts that
-                 ask; the others wait
+    on trial     one that nobody is well with yet is loaded by the first `TRIALS` hosts that ask; the others wait
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ VOTES = "votes.json"  # in the local copy: what the store said when it was last 
 WANTED = 3  # valid profiles of this build, to choose one of at random
 MAX_DOWNLOADS = 8  # for one boot
 COPIES = "copies of profiles"  # where a refusal says that something is wrong with the local copy
-WAITED = "others try it out, one has crashed, and none is well with it in time"
+WAITED = "other hosts try it out, and none was well with it in time"
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 2.0  # between two looks at the trials of others
 SETTLE_S = 0.1  # from writing a mark to looking who was first; in a folder
 COARSE_SETTLE_S = 1.2  # in other stores, whose times are whole seconds
@@ -97,6 +97,7 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
     Attributes:
         paths: of the profiles in the store, the preferred one first.
+        proven: ids of those among them that were proven before they were published.
         host: the name under which it votes.
         wait_s: how long it may wait for what the trials of other hosts tell.
     """
@@ -107,6 +108,7 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     paths: list[str]
     host: str
     wait_s: float
+    proven: list[str] = []
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,8 +295,8 @@ def _try_out(order: TrialOrder, store: Store) -> Outcome:
         if step.kind == "mark" and step.id in places:
             store.vote(places[step.id], order.host, "trial")
         if time.monotonic() - began > order.wait_s:
-            # No news is no reason to boot cold; a crash is.
-            unblamed = [id for id in places if not listing.votes.get(id, Votes()).crashed]
+            # Of a proven profile no news is no reason to boot cold; a crash is.
+            unblamed = [id for id in places if id in order.proven and not listing.votes.get(id, Votes()).crashed]
             if unblamed:
                 return Outcome(is_reached=True, taken=unblamed[0])
             return Outcome(is_reached=True, refusals=[Refusal(f"store {order.url}", Reason.UNTRIED, WAITED)])

@@ -289,8 +289,7 @@ def _tried(
     wanted: Wanted, voter: str, preferred: list[Candidate], by_id: dict[str, Copied], left_s: float, found: Provision
 ) -> Copied | None:
     """
-    The preferred profile, or, where that is not proven and nobody is well with it yet, what the trials of this and
-    other hosts tell.
+    The preferred profile, or, where nobody is well with it yet, what the trials of this and other hosts tell.
 
     A host that does not vote (without a ledger), a store that takes no marks, and one that is down do without trials.
     """
@@ -299,15 +298,15 @@ def _tried(
     if not preferred:
         return None
     first = by_id[preferred[0].id]
-    is_trusted = first.votes.healthy > 0 or first.profile.manifest.validation is not None
     can_vote = voter and found.is_reached and not wanted.source.startswith(("http://", "https://"))
-    if is_trusted or not can_vote:
+    if first.votes.healthy > 0 or not can_vote:
         return first
     order = TrialOrder(
         url=wanted.source,
         app=wanted.app,
         tenant=wanted.tenant,
         paths=[by_id[each.id].place.path for each in preferred],
+        proven=[each.id for each in preferred if by_id[each.id].profile.manifest.validation is not None],
         host=voter,
         wait_s=left_s,
     )

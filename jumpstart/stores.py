@@ -17,6 +17,8 @@ HTTP, and nowhere else.
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import hashlib
 import io
 import math
@@ -273,20 +275,33 @@ class FolderBackend:
                 break  # others are in it
 
     def tidy(self) -> None:
-        left = (path.parent for depth in ("*/*/*/", "*/*/*/*/") for path in self.root.glob(f"{depth}.jumpstart-*.tmp"))
-        for folder in {self.root, *left}:
+        # glob passes over folders that vanish meanwhile; pathlib's does not before Python 3.13.
+        left = (
+            path
+            for depth in ("*/*/*/", "*/*/*/*/")
+            for path in glob.iglob(f"{depth}.jumpstart-*.tmp", root_dir=self.root)  # noqa: PTH207
+        )
+        for folder in {self.root, *(Path(self.root, path).parent for path in left)}:
             files.sweep(folder)
 
     def _write(self, path: str, write: Callable[[], object]) -> None:
         with self._writing(path):
             for attempt in range(10):
                 try:
-                    (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+                    self._make_folder((self.root / path).parent)
                     write()
                     return
                 except FileNotFoundError:
                     if attempt == 9:  # else somebody has removed the last one in this folder, and the folder with it
                         raise
+
+    def _make_folder(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            if folder.exists() and not folder.is_dir():
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder)) from None  # gone meanwhile
 
     @contextlib.contextmanager
     def _writing(self, path: str) -> Any:

@@ -8,10 +8,12 @@ or a worker: a ledger that cannot be written, or a store that takes no votes, co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jumpstart.boot import BootSettings
 from jumpstart.errors import ProfileRefusedError
@@ -21,7 +23,9 @@ from jumpstart_server.lifecycle import HEALTHY_AFTER
 
 logger = logging.getLogger(__name__)
 
-VOTE_TIMEOUT = 10.0  # seconds that a store may take for a vote
+T = TypeVar("T")
+
+VOTE_TIMEOUT = 60.0  # seconds that a store may take for a vote; nobody waits for it
 VOTE_PAUSES = (0.0, 5.0, 30.0)  # seconds before each attempt: hosts that boot at once keep a store, or a host, busy
 
 
@@ -175,8 +179,26 @@ class ProfileWatch:
         order = VoteOrder(url=attempt.url, path=attempt.path, voter=voter, verdict=verdict)
         for pause in VOTE_PAUSES:
             await asyncio.sleep(pause)
-            outcome = await asyncio.to_thread(cast_vote, order, VOTE_TIMEOUT)
+            outcome = await _in_daemon_thread(lambda: cast_vote(order, VOTE_TIMEOUT))
             for refusal in outcome.refusals:
                 logger.debug("no vote: %s", refusal)
             if outcome.is_reached:
                 return
+
+
+async def _in_daemon_thread(work: Callable[[], T]) -> T:
+    """Await *work*, which never raises. The end of the process does not wait for it, as it would for `to_thread`."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    def run() -> None:
+        result = work()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, result)
+
+    threading.Thread(target=run, name="vote", daemon=True).start()
+    return await done

@@ -14,6 +14,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -319,10 +320,13 @@ def test_who_waits_for_the_trials_of_others_waits_no_longer_than_asked(fleet: Fl
         fleet.store.vote(place, f"{number:016x}", "trial")
     words = {"url": str(fleet.folder), "app": APP, "tenant": "web", "paths": [place.path]}
     order = TrialOrder(**words, host="f" * 16, wait_s=0.1)  # type: ignore[arg-type]
-    assert try_out(order).taken == place.id, "no news is no reason to boot cold"
+    proven = msgspec.structs.replace(order, proven=[place.id])
+    assert try_out(proven).taken == place.id, "of a proven one no news is no reason to boot cold"
+    assert [each.reason for each in try_out(order).refusals] == [Reason.UNTRIED]
     fleet.store.vote(place, "0" * 16, "crashed")
-    outcome = try_out(order)
-    assert not outcome.taken and [each.reason for each in outcome.refusals] == [Reason.UNTRIED]
+    for each in (proven, order):
+        outcome = try_out(each)
+        assert not outcome.taken and [each.reason for each in outcome.refusals] == [Reason.UNTRIED]
     fleet.store.vote(place, f"{1:016x}", "healthy")
     assert try_out(order).taken == place.id
     fleet.store.prune([], fleet.store.listing())
@@ -330,18 +334,22 @@ def test_who_waits_for_the_trials_of_others_waits_no_longer_than_asked(fleet: Fl
     assert not list(fleet.folder.rglob("*.trial")), "marks go with the profile"
 
 
-def test_a_proven_profile_needs_no_trial(fleet: Fleet) -> None:
+def test_a_profile_that_nobody_is_well_with_is_on_trial_proven_or_not(fleet: Fleet) -> None:
     ledger = {"ledger": str(fleet.root / "ledger"), "ledger_key": "k" * 64, "server": "a" * 16}
     proof = Validation(golden=1, matched=1, warm_coverage=1.0, first_request_s=0.01, cold_first_request_s=0.1)
     proven = fleet.publish(validation=proof)
     found = fleet.provide(**ledger)
     assert found.profile is not None and found.profile.manifest.id == proven.id
-    assert not list(fleet.folder.rglob("*.trial"))
-    fleet.store.remove(proven, fleet.store.listing())
-    plain = fleet.publish()
-    found = fleet.provide(**ledger | {"server": "b" * 16})
-    assert found.profile is not None and found.profile.manifest.id == plain.id
     assert len(list(fleet.folder.rglob("*.trial"))) == 1
+    for name in ("1", "2", "3"):  # the three have asked; nobody has voted
+        fleet.store.vote(proven, name * 16, "trial")
+    late = {"ledger": str(fleet.root / "late"), "ledger_key": "k" * 64, "server": "b" * 16, "fetch_timeout_s": 1.0}
+    found = fleet.provide(**late)
+    assert found.profile is not None and found.profile.manifest.id == proven.id, "in the end, since it is proven"
+    assert len(list(fleet.folder.rglob("*.trial"))) == 4, "but it has asked for nothing"
+    fleet.store.vote(proven, "1" * 16, "healthy")
+    found = fleet.provide(**late | {"fetch_timeout_s": 60.0, "ledger": str(fleet.root / "later")})
+    assert found.profile is not None and not found.passed
 
 
 def test_a_store_that_takes_no_marks_costs_a_line_and_not_the_profile(
