@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
 
 from jumpstart_server.asgi import ClientGoneError
 from jumpstart_server.connection_settings import ConnectionSettings
@@ -129,6 +131,28 @@ def test_50_first_the_message_then_the_cancellation(lab: Lab, log: pytest.LogCap
     assert not errors(log)
 
 
+def test_51_a_handler_that_looks_whether_its_client_is_there_ends_without_a_word(
+    lab: Lab, log: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        while not await request.is_disconnected():  # noqa: ASYNC110  as apps do
+            await asyncio.sleep(0.01)
+        seen.append(True)
+        await PlainTextResponse("nobody reads this")(scope, receive, send)  # type: ignore[arg-type]
+
+    path = lab.app(app)
+    with lab.back_to_baseline():
+        client = lab.connect()
+        client.get(path)
+        until(lambda: lab.tasks)
+        client.reset()
+        until(lambda: seen)
+    assert not errors(log)
+
+
 def test_45_what_runs_after_the_response_is_not_cancelled(lab: Lab) -> None:
     done: list[str] = []
 
@@ -163,7 +187,6 @@ def test_background_work_does_not_keep_the_next_request_waiting(lab: Lab) -> Non
 
 def test_starlette_streams_are_closed(lab: Lab, log: pytest.LogCaptureFixture) -> None:
     """166: a sync generator, which Starlette runs in threads, and an async one that waits."""
-    from starlette.responses import StreamingResponse
 
     ended: list[str] = []
 

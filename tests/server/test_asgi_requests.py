@@ -221,13 +221,21 @@ def test_160_lifespan_state_and_context_are_seen() -> None:
             await send({"type": "lifespan.shutdown.complete"})
             return
         seen.append((dict(scope["state"]), var.get("unset")))
+        var.set("leaked")
         scope["state"]["mine"] = True
         await answer()(scope, receive, send)
 
-    with Lab(app=app, lifespan="on") as lab:
+    class Within(Lab):
+        """A server that somebody started in a context, as tracers do."""
+
+        async def _serve(self) -> None:
+            var.set("of the server")
+            await super()._serve()
+
+    with Within(app=app, lifespan="on") as lab:
         for _ in range(2):
             assert lab.ask(GET).status == 200
-    assert seen == [({"pool": "pool"}, "unset")] * 2
+    assert seen == [({"pool": "pool"}, "of the server")] * 2
 
 
 # -- WebSockets --

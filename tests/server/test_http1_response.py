@@ -85,7 +85,6 @@ def test_a_body_in_hand_gets_its_length() -> None:
         ("HEAD", 204, length(b"0"), []),
         ("GET", 205, length(b"5"), [b"Content-Length: 0"]),
         ("GET", 205, [], [b"Content-Length: 0"]),
-        ("GET", 103, length(b"5"), [b"Connection: close"]),
     ],
 )
 def test_responses_without_a_body_never_have_one(
@@ -95,7 +94,7 @@ def test_responses_without_a_body_never_have_one(
     assert lines_of(framer, status, headers, body_length=7)[1:] == expected
     assert not framer.takes_body and framer.plain(5) == 0
     assert sent(framer, b"hello") == b""
-    assert framer.must_close is (status < 200) and not framer.is_incomplete
+    assert not framer.must_close and not framer.is_incomplete
 
 
 def test_too_much_body_is_cut() -> None:
@@ -284,6 +283,14 @@ def test_two_lengths_must_agree() -> None:
 def test_a_status_has_three_digits(status: int) -> None:
     with pytest.raises(ResponseError, match="status"):
         ResponseFramer("GET").head(status, ())
+
+
+@pytest.mark.parametrize("status", [100, 101, 103, 199])
+def test_an_interim_status_is_no_response(status: int) -> None:
+    framer = ResponseFramer("GET")
+    with pytest.raises(ResponseError, match=str(status)):
+        framer.head(status, ())
+    assert framer.head(500, ()).startswith(b"HTTP/1.1 500")
 
 
 def test_reason_phrases() -> None:

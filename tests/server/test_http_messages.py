@@ -410,6 +410,26 @@ def test_138_a_request_in_single_bytes(lab: BaseLab) -> None:
         assert client.response().body == b"abc"
 
 
+@pytest.mark.parametrize("engine", ["asgi", "wsgi"])
+def test_138_reading_stops_while_pipelined_requests_wait(engine: str) -> None:
+    """Memory is bounded by one read and the kernel's buffers, however much a client sends."""
+    door = Door()
+    with make_lab(engine, app=Reply(door=door)) as lab, lab.connect() as client:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        client.send(GET)
+        until(lambda: door.entered)
+        client.sock.settimeout(0.2)
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while sent < 100_000_000:
+                sent += client.sock.send(GET * 1000)
+        assert sent < 30_000_000
+        door.open()
+        client.sock.settimeout(PATIENCE)
+        assert client.response().status == 200
+        client.reset()
+
+
 def test_28_after_garbage_and_resets_all_is_as_before(lab: BaseLab, log: pytest.LogCaptureFixture) -> None:
     with lab.back_to_baseline():
         for number in range(60):

@@ -6,7 +6,6 @@ import contextlib
 import contextvars
 import gc
 import resource
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.server.http_cases import (
     post,
 )
 from tests.server.lab import make_lab
-from tests.server.raw_http import PATIENCE, Client, until
+from tests.server.raw_http import Client, until
 from tests.server.wsgi_lab import Environ, Gate, Lab, StartResponse, answer, echo
 
 pytestmark = pytest.mark.usefixtures("log")
@@ -284,25 +283,6 @@ def test_138_many_small_pipelined_requests_in_one_segment(lab: Lab) -> None:
         client.send(GET * number)
         for _ in range(number):
             assert client.response().status == 200
-
-
-def test_138_reading_stops_while_pipelined_requests_wait() -> None:
-    """Memory is bounded by one read and the kernel's buffers, however much a client sends."""
-    gate = Gate()
-    with Lab(app=gate) as lab, lab.connect() as client:
-        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        client.send(GET)
-        until(lambda: gate.entered)
-        client.sock.settimeout(0.2)
-        sent = 0
-        with pytest.raises(TimeoutError):
-            while sent < 100_000_000:
-                sent += client.sock.send(GET * 1000)
-        assert sent < 30_000_000
-        gate.open()
-        client.sock.settimeout(PATIENCE)
-        assert client.response().status == 200
-        client.reset()
 
 
 def test_bytes_after_connection_close_do_not_cost_the_answer(lab: Lab) -> None:

@@ -193,7 +193,8 @@ class ResponseFramer:
             keep_alive_timeout_s: how long the server keeps an idle connection, told to the client; 0 to say nothing.
 
         Raises:
-            ResponseError: a status, name or value that would break the message, or two lengths, or a second head.
+            ResponseError: a status below 200, after which the client would wait for another; a status, name or value
+                that would break the message; two lengths; a second head.
                 Nothing has changed: an error page may be sent with this framer.
         """
         if self.head_sent:
@@ -208,12 +209,11 @@ class ResponseFramer:
         start, length, own, says_close, dropped = prepared
         close = self.must_close or says_close
         out = [start]
-        if length is not None and not (status < 200 or status == 204 or status == 205):
+        if length is not None and status != 204 and status != 205:
             out.append(b"Content-Length: %d\r\n" % length)  # RFC 9110 8.6; of HEAD and 304 as for GET and 200
 
-        if self._is_head or status < 200 or status == 204 or status == 304:
+        if self._is_head or status == 204 or status == 304:
             self._framing = "none"
-            close = close or status < 200  # no final response follows, so the client must not wait for one
         elif status == 205:
             self._framing = "none"
             out.append(b"Content-Length: 0\r\n")  # RFC 9110 15.3.6
@@ -379,6 +379,8 @@ def error_response(
 
 def _prepare(status: int, reason: bytes | None, headers: tuple[tuple[bytes, bytes], ...]) -> _Prepared:
     """What the app says in a head, checked."""
+    if 100 <= status < 200:
+        raise ResponseError(f"status {status} announces a response and is none: no other would follow")
     length: int | None = None
     own = 0
     close = False
