@@ -265,9 +265,13 @@ def test_21_25_30_idle_and_silent_connections_are_in_nobodys_way(lab: BaseLab) -
             if number % 2:
                 client.send(GET)
                 assert client.response().status == 200
-        began = time.monotonic()
-        assert lab.ask(GET).status == 200
-        assert time.monotonic() - began < 1  # the deadlines of the others are a minute away
+        times = []
+        for _ in range(5):
+            began = time.monotonic()
+            assert lab.ask(GET).status == 200
+            times.append(time.monotonic() - began)
+        assert min(times) < 0.05, times  # of five tries one at least, on a machine that others use too
+        assert max(times) < 5  # the deadlines of the others are a minute away
         until(lambda: not lab.busy)
 
 
