@@ -116,6 +116,16 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
         return sum(section.used for section in self.sections)
 
     @property
+    def share(self) -> float | None:
+        """
+        How many of the records that this process has a use for were used, 0…1; None where there are none.
+
+        Records that are valid and not needed here count neither way: bytecode beside a ``__pycache__``, above all.
+        """
+        needed = self.offered - self.dropped_reasons.get(str(Reason.NOT_APPLICABLE), 0)
+        return self.used / needed if needed > 0 else None
+
+    @property
     def dropped_reasons(self) -> dict[str, int]:
         total: Counter[str] = Counter()
         for section in self.sections:
@@ -124,7 +134,8 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """The records part of the line that the server prints at start."""
-        parts = [f"warm coverage {self._coverage()}", f"records {self.used} used"]
+        share = "" if self.share is None else f" ({self.share:.0%})"
+        parts = [f"warm coverage {self._coverage()}", f"records {self.used} used{share}"]
         reasons = self.dropped_reasons
         unneeded = reasons.pop(str(Reason.NOT_APPLICABLE), 0)
         if reasons:

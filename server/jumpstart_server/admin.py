@@ -362,6 +362,7 @@ def boot_document(tier: Tier) -> dict[str, Any]:
         {
             "tenant": tier.settings.tenant_name,
             "target": tier.settings.target,
+            "records_share": report.share if report is not None else None,
             "ready_after_s": tier.ready_after_s,
             "start_method": tier.start_method,
             "start_reasons": tier.mold_report.start_reasons if tier.mold_report is not None else [],
@@ -425,6 +426,7 @@ async def tenant_document(tier: Tier) -> dict[str, Any]:
         "seeding": tier.seeding.describe(),
         "shadow": tier.shadowing.describe(),
         "records_used": boot.used if boot is not None else 0,
+        "records_share": boot.share if boot is not None else None,
         "records_dropped": boot.dropped_reasons if boot is not None else {},
         "warm_coverage": warm_coverage(observed),
         "coverage": [window.document() for window in tier.coverage.windows(time.monotonic())],

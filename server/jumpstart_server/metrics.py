@@ -177,6 +177,9 @@ def _boot(page: _Page, tenant: str, boot: BootReport | None, refusals: Iterable[
         page.sample("jumpstart_boot_refusals", count, tenant=tenant, reason=reason)
     if boot is None:
         return
+    if boot.share is not None:
+        page.family("jumpstart_boot_records_share", "gauge", "Of the records that the boot had a use for, those used.")
+        page.sample("jumpstart_boot_records_share", boot.share, tenant=tenant)
     page.family("jumpstart_boot_records", "gauge", "Records of warm state by recorder and what became of them.")
     for section in boot.sections:
         page.sample("jumpstart_boot_records", section.used, tenant=tenant, recorder=section.recorder, outcome="used")

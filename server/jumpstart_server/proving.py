@@ -37,7 +37,6 @@ import msgspec
 from jumpstart import files
 from jumpstart.errors import AppLoadError, ConfigError, JumpstartError, ProfileRefusedError
 from jumpstart.profile import Golden, Profile, Seeding, Validation
-from jumpstart.records import Reason
 from jumpstart.report import BootReport
 from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Proved, Start, encode
 from jumpstart_server.profiles import read_as_boot
@@ -249,12 +248,8 @@ def _status(answers: set[tuple[int, str]]) -> str:
 
 
 def _used(warm: Sequence[Consumed]) -> float:
-    """Of the consumer that did worst; what is valid and not needed (bytecode beside ``__pycache__``) does not count."""
-    shares = []
-    for each in warm:
-        needed = each.report.offered - each.report.dropped_reasons.get(Reason.NOT_APPLICABLE, 0)
-        shares.append(each.report.used / needed if needed > 0 else 0.0)
-    return min(shares)
+    """Of the consumer that did worst."""
+    return min(each.report.share or 0.0 for each in warm)
 
 
 def _first(name: str, consumer: Consumed) -> Answer | None:

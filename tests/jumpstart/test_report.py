@@ -104,6 +104,15 @@ def test_sections_add_up() -> None:
     )
     assert (report.offered, report.used) == (8, 5)
     assert report.dropped_reasons == {"stale": 2, "gone": 1}
+    assert report.share == 5 / 8
+
+
+def test_what_is_not_needed_here_is_in_no_share() -> None:
+    assert BootReport(target="a:b").share is None
+    unneeded = BootReport(target="a:b", sections=[section("x", 0, Reason.NOT_APPLICABLE)])
+    assert unneeded.share is None
+    report = BootReport(target="a:b", sections=[section("x", 3, Reason.STALE, Reason.NOT_APPLICABLE)])
+    assert report.share == 3 / 4 and "records 3 used (75%), 1 dropped (1 stale), 1 not needed here" in report.summary()
 
 
 def test_the_line_at_start_says_how_warm_and_why_not() -> None:
@@ -114,7 +123,7 @@ def test_the_line_at_start_says_how_warm_and_why_not() -> None:
         warmup=WarmupReport(sent=4, ok=3, coverage=0.875),
     )
     line = report.summary()
-    for words in ("warm coverage 88%", "records 3 used", "3 dropped (1 gone, 2 stale)", "3/4 requests"):
+    for words in ("warm coverage 88%", "records 3 used (50%), 3 dropped (1 gone, 2 stale)", "3/4 requests"):
         assert words in line
     assert "cold" not in line and "\n" not in line
 

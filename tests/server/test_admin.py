@@ -153,7 +153,7 @@ class Pages:
         async def ask() -> httpx.Response:
             app = admin_app(cast(Supervisor, self.supervisor))
             transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.request(method, path)
 
         return asyncio.run(ask())
@@ -413,7 +413,7 @@ def test_it_serves_until_it_is_cancelled_and_leaves_nothing_behind(folder: Path)
         supervisor: Any = FakeSupervisor(settings_for(folder, f"unix:{path}"))
         serving = asyncio.create_task(serve_admin(supervisor))
         transport = httpx.AsyncHTTPTransport(uds=str(path))
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             while True:
                 try:
                     answer = await client.get("/livez")
