@@ -18,8 +18,9 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, home: Path) -> Serve:
+def serve(tmp_path: Path, home: Path, request: pytest.FixtureRequest) -> Serve:
     """Makes servers: ``with serve("asgi_app:app", "-w", "2", app_dir=APPS / "asgi_bare") as server``."""
+    forked = request.node.get_closest_marker("real_command") is None
     numbers = itertools.count(1)
     host = home
 
@@ -43,6 +44,7 @@ def serve(tmp_path: Path, home: Path) -> Serve:
             address=address,
             wait=wait,
             pass_fds=pass_fds,
+            forked=forked,
         )
 
     return make

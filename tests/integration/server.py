@@ -232,6 +232,7 @@ class Server:
         address: tuple[str, ...] = ("--port", "0"),
         wait: bool = True,
         pass_fds: tuple[int, ...] = (),
+        forked: bool = True,
     ) -> None:
         """
         Args:
@@ -242,7 +243,10 @@ class Server:
             address: options that say where to listen; () gives none.
             wait: whether ``with`` waits until it is ready.
             pass_fds: descriptors that the server inherits.
+            forked: from a process that has imported it already (`commands.py`), where nothing else is asked that only
+                the command itself can have.
         """
+        self._forked = forked
         self.home = home
         self.url = ""
         self.urls: list[str] = []
@@ -255,7 +259,7 @@ class Server:
         self._environment = clean_environment(home, **{MARKER: self._marker, **(env or {})})
         self._cwd = working_folder(home)
         self._expected: int | None = None
-        self.process: subprocess.Popen[bytes]
+        self.process: subprocess.Popen[bytes] | commands.Serving
 
     # ------------------------------------------------------------------ from start to end
 
@@ -285,6 +289,9 @@ class Server:
         """Start the process; part of ``with``."""
         self.home.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as stderr:
+            if self._forked and self._is_plain():
+                self.process = commands.Serving(self._words, self._environment, self._cwd, stderr)
+                return
             self.process = subprocess.Popen(
                 self._words,
                 env=self._environment,
@@ -295,6 +302,12 @@ class Server:
                 start_new_session=True,
                 pass_fds=self._pass_fds,
             )
+
+    def _is_plain(self) -> bool:
+        """Whether it needs nothing that only a start of the command can give."""
+        changed = {name for name, value in self._environment.items() if os.environ.get(name) != value}
+        is_special = any(name.startswith(("PYTHON", "LD_", "TZ")) for name in changed)
+        return self._words[0] == str(COMMAND) and not self._pass_fds and not is_special
 
     def _clean_up(self) -> list[str]:
         """Kill what is left, print standard error, return the command lines of what was left."""
@@ -379,7 +392,8 @@ class Server:
 
     def processes(self) -> set[int]:
         """Pids of everything that belongs to it and lives, the supervisor too."""
-        return marked_processes(self._marker)
+        own = {self.pid} if self.process.poll() is None else set()
+        return own | marked_processes(self._marker)
 
     def worker_pids(self) -> list[int]:
         """Pids of the workers that serve, in the order of their slots."""

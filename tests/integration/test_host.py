@@ -416,6 +416,7 @@ def test_signals_that_ask_for_no_end_end_nothing_at_any_moment(serve: Serve, to_
         assert TRACEBACK not in server.stderr
 
 
+@pytest.mark.real_command
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT], ids=lambda value: value.name)
 def test_signals_that_ask_for_an_end_end_it_at_any_moment(serve: Serve, tmp_path: Path, number: signal.Signals) -> None:
     slow = write_app(tmp_path / "app", "slow", "import time\ntime.sleep(60)\n")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.server import APPS, Serve, Server, in_parallel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_command]
 
 WORKERS = 4
 

@@ -27,7 +27,7 @@ from tests.integration.server import (
     write_app,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_command]
 
 WSGI, ASGI = APPS / "wsgi_bare", APPS / "asgi_bare"
 BOTH = pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.server import Serve, Server, in_parallel, wait_until, write_app
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_command]
 
 WORKERS = 4
 BATCHES = 3  # per worker, of `COUNT` values of each kind
