@@ -77,7 +77,7 @@ class Serving:
         if self.returncode is None:
             if not select.select([self._pipe], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"serve, pid {self.pid}", timeout or 0)
-            self.returncode = int(os.read(self._pipe, 100))
+            self.returncode = _read_number(self._pipe)
             os.close(self._pipe)
         return self.returncode
 
@@ -124,11 +124,21 @@ class _Server:
     def serve(self, order: dict[str, object], log: IO[bytes], theirs: int, ours: int) -> int:
         socket.send_fds(self._control, [json.dumps({**order, "stay": True}).encode()], [log.fileno(), theirs])
         assert self._control.recv(LIMIT_ORDER) == b"begun"
-        return int(os.read(ours, 100))
+        return _read_number(ours)
 
     def end(self) -> None:
         self._control.close()
         self.process.wait(60)
+
+
+def _read_number(pipe: int) -> int:
+    """The next line; byte by byte, for another may stand behind it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(pipe, 1)
+        assert byte, "the process between has died"
+        line += byte
+    return int(line)
 
 
 _servers: list[_Server] = []
@@ -153,6 +163,8 @@ def main() -> None:
         while True:
             data, descriptors, _, _ = socket.recv_fds(control, LIMIT_ORDER, 2)
             if not data:
+                for pid in parents:  # so that the time of all is in the sum
+                    os.waitpid(pid, 0)
                 return
             order = json.loads(data)
             if any(word.startswith("s3:") for word in order["argv"]):
@@ -192,10 +204,10 @@ def _start_parent(control: socket.socket, order: dict[str, object], log: int, pi
         os.setsid()
         _become(order, log, os.dup(log))
     os.close(log)
-    os.write(pipe, str(pid).encode())
+    os.write(pipe, f"{pid}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(BrokenPipeError):  # who asked is gone
-        os.write(pipe, str(code).encode())
+        os.write(pipe, f"{code}\n".encode())
     os._exit(0)
 
 

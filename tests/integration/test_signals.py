@@ -310,7 +310,10 @@ def test_a_command_that_is_told_to_end_cleans_up(tmp_path: Path, home: Path, num
         folder.mkdir()
     command = [str(COMMAND), "build", "slow_app:app", "--app-dir", str(app_dir), "-o", str(tmp_path / "x.jumpstart")]
     environment = clean_environment(home, TMPDIR=str(tmp_path / "tmp"))
-    with subprocess.Popen(command, cwd=tmp_path / "tmp", env=environment, stderr=subprocess.PIPE, text=True) as build:
+    plain = {"preexec_fn": lambda: signal.signal(number, signal.SIG_DFL)}  # the tests may run under nohup
+    with subprocess.Popen(  # type: ignore[call-overload]
+        command, cwd=tmp_path / "tmp", env=environment, stderr=subprocess.PIPE, text=True, **plain
+    ) as build:
         try:
             wait_until(lambda: list(tmp_path.rglob("began")) or build.poll() is not None)
             build.send_signal(number)
