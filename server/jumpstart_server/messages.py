@@ -11,7 +11,9 @@ import asyncio
 import os
 import socket
 import struct
+import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -395,6 +397,22 @@ class BlockingChannel:
         del self._buffer[:total]
         return _decode(body)
 
+    def said(self, limit_s: float) -> Iterator[Message]:
+        """
+        Yield what the other end says until it closes.
+
+        Raises:
+            TimeoutError: that took longer than *limit_s* seconds in all; 0 is no limit.
+        """
+        give_up = time.monotonic() + limit_s
+        while True:
+            self.sock.settimeout(max(give_up - time.monotonic(), 0.001) if limit_s else None)
+            try:
+                message = self.receive()
+            except ChannelClosedError:
+                return
+            yield message
+
     def take_descriptor(self) -> int:
         """The descriptor that came with the message just received."""
         return self._descriptors.popleft()
@@ -403,6 +421,8 @@ class BlockingChannel:
         while len(self._buffer) < count:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self.sock, 65536, MAX_DESCRIPTORS)
+            except TimeoutError:
+                raise  # of a socket that has one: nobody is gone
             except OSError as error:
                 raise ChannelClosedError(str(error)) from error
             for descriptor in descriptors:

@@ -32,18 +32,19 @@ from jumpstart_server.messages import (
     BlockingChannel,
     BootFailed,
     Captured,
-    ChannelClosedError,
     Section,
     ShutdownFailed,
     Start,
     encode,
 )
 from jumpstart_server.settings import Settings, boot_settings
-from jumpstart_server.spawn import start_interpreter
+from jumpstart_server.spawn import lone_interpreter
 from jumpstart_warmup.observe import ObserverSnapshot, RouteStats, warm_coverage
 from jumpstart_warmup.targets import is_health_check
 
 logger = logging.getLogger(__name__)
+
+BUILD_EXTRA = 60.0  # seconds of a build for golden requests and the end, beside twice --startup-timeout
 
 
 def pack(
@@ -168,15 +169,12 @@ def build(settings: Settings, requests: str) -> Built:
     start = Start(
         role="builder", settings=settings, started=started, supervisor_pid=os.getpid(), requests=requests, cold=True
     )
-    builder = start_interpreter(settings.target)
-    try:
-        builder.tell(encode(start), [])
+    with lone_interpreter(settings.target) as builder:
+        try:
+            builder.tell(encode(start), [])
+        except OSError as error:
+            raise AppLoadError(f"the builder ended before it was told what to do: {error}") from None
         captured = _await_capture(BlockingChannel(builder.control), settings)
-    except OSError as error:
-        raise AppLoadError(f"the builder ended before it was told what to do: {error}") from None
-    finally:
-        builder.end()  # its channel is closed, so it has done all that it was for
-        builder.control.close()
     seconds = time.monotonic() - started
     data = pack(
         settings,
@@ -194,21 +192,22 @@ def build(settings: Settings, requests: str) -> Built:
 
 def _await_capture(channel: BlockingChannel, settings: Settings) -> Captured:
     captured: Captured | None = None
-    limit = settings.tenant.startup_timeout
-    channel.sock.settimeout(limit * 2 if limit else None)
+    limit = 2 * settings.tenant.startup_timeout
+    limit += BUILD_EXTRA if limit else 0.0  # 0 is none
+    how = "ended before it had captured anything"
     try:
-        while True:
-            message = channel.receive()
+        for message in channel.said(limit):
             if isinstance(message, Captured):
                 captured = message
             elif isinstance(message, BootFailed):
                 raise ERROR_OF_CODE.get(message.exit_code, JumpstartError)(message.text)
             elif isinstance(message, ShutdownFailed):
                 logger.error("%s", message.text)  # what it has learnt until then is none the worse
-    except ChannelClosedError as error:
-        if captured is None:
-            raise AppLoadError(f"the builder ended before it had captured anything ({error})") from None
-        return captured
+    except TimeoutError:
+        how = f"hung: it had captured nothing within {limit:.0f} s (--startup-timeout)"
+    if captured is None:
+        raise AppLoadError(f"the builder {how}")
+    return captured
 
 
 ERROR_OF_CODE: dict[int, type[JumpstartError]] = {2: ConfigError, 3: AppLoadError, 4: ColdBootRefusedError}

@@ -23,6 +23,7 @@ What a profile must show:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import math
@@ -35,13 +36,13 @@ from pathlib import Path
 import msgspec
 
 from jumpstart import files
-from jumpstart.errors import AppLoadError, ConfigError, JumpstartError, ProfileRefusedError
+from jumpstart.errors import AppLoadError, JumpstartError, ProfileRefusedError
 from jumpstart.profile import Golden, Profile, Seeding, Validation
 from jumpstart.report import BootReport
-from jumpstart_server.messages import BlockingChannel, BootFailed, ChannelClosedError, Proved, Start, encode
-from jumpstart_server.profiles import read_as_boot
+from jumpstart_server.messages import BlockingChannel, BootFailed, Proved, Start, encode
+from jumpstart_server.profiles import ERROR_OF_CODE, read_as_boot
 from jumpstart_server.settings import ProfileSettings, Settings
-from jumpstart_server.spawn import start_interpreter
+from jumpstart_server.spawn import lone_interpreter
 from jumpstart_warmup.corpus import WarmRequest
 from jumpstart_warmup.golden import golden_requests
 from jumpstart_warmup.shapes import Answer
@@ -56,6 +57,7 @@ CLEAR_GAIN = 0.9  # times the cold boot's latency that is faster beyond doubt
 GOLDEN_LEFT = 0.5  # share of the golden requests that must be left to compare
 ANSWER_LIMIT = 30.0  # seconds for the golden requests of one consumer, which ends them by itself before that
 BOOT_LIMIT = 120.0  # seconds for a consumer, where ``--startup-timeout`` sets none
+SHUTDOWN_LIMIT = 10.0  # seconds for the app's own shut-down, when the golden requests are answered
 
 
 class Fault(enum.StrEnum):
@@ -368,7 +370,7 @@ def run_consumer(settings: Settings, requests: list[WarmRequest]) -> Consumed:
 
     Raises:
         ConfigError, AppLoadError: the app cannot be loaded or started.
-        JumpstartError: the process died.
+        JumpstartError: the process died, or hung.
     """
     start = Start(
         role="prover",
@@ -378,20 +380,28 @@ def run_consumer(settings: Settings, requests: list[WarmRequest]) -> Consumed:
         golden=requests,
         cold=not settings.tenant.profile,
     )
-    consumer = start_interpreter(settings.target)
-    try:
-        consumer.tell(encode(start), [])
-        limit = settings.tenant.startup_timeout or BOOT_LIMIT
-        consumer.control.settimeout(limit + settings.tenant.warmup_budget + ANSWER_LIMIT)
-        channel = BlockingChannel(consumer.control)
-        while True:
-            message = channel.receive()
-            if isinstance(message, Proved):
-                return Consumed(report=message.report, answers=message.answers)
-            if isinstance(message, BootFailed):
-                kind = {2: ConfigError, 3: AppLoadError}.get(message.exit_code, JumpstartError)
-                raise kind(message.text)
-    except (OSError, ChannelClosedError) as error:
-        raise AppLoadError(f"a consumer died before it had answered ({error})") from None
-    finally:
-        consumer.end()
+    limit = (settings.tenant.startup_timeout or BOOT_LIMIT) + settings.tenant.warmup_budget + ANSWER_LIMIT
+    with lone_interpreter(settings.target) as consumer:
+        try:
+            consumer.tell(encode(start), [])
+            channel = BlockingChannel(consumer.control)
+            answered = _wait_for_answers(channel, limit)
+        except TimeoutError:
+            text = f"a consumer hung: it had not booted and answered within {limit:.0f} s (--startup-timeout)"
+            raise AppLoadError(text) from None
+        except OSError as error:
+            raise AppLoadError(f"a consumer died before it was told what to do ({error})") from None
+        # The app may close what it has opened, and end what it has started. How that goes is no matter of a proof.
+        with contextlib.suppress(TimeoutError):
+            for _ in channel.said(SHUTDOWN_LIMIT):
+                pass
+    return Consumed(report=answered.report, answers=answered.answers)
+
+
+def _wait_for_answers(channel: BlockingChannel, limit_s: float) -> Proved:
+    for message in channel.said(limit_s):
+        if isinstance(message, Proved):
+            return message
+        if isinstance(message, BootFailed):
+            raise ERROR_OF_CODE.get(message.exit_code, JumpstartError)(message.text)
+    raise AppLoadError("a consumer died before it had answered")

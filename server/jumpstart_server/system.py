@@ -92,6 +92,25 @@ def children() -> list[int]:
     return found
 
 
+def has_ended(pid: int) -> bool:
+    """Whether our child has ended, and waits to be collected."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def group_members(leader: int) -> list[int]:
+    """The living processes of a process group, without its leader; empty where the kernel does not list them."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # After the name, which may hold anything: state, parent, group.
+            state, _, group = path.read_bytes().rpartition(b")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
+        if int(group) == leader and state not in (b"Z", b"X") and path.parent.name != str(leader):
+            found.append(int(path.parent.name))
+    return found
+
+
 def dump_stacks_after(seconds: float) -> None:
     """Write the stacks of all threads to standard error when *seconds* have passed, unless `cancel_dump` is called."""
     try:

@@ -7,10 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.server import Serve, run_command, wait_until, write_app
+from jumpstart_server.proving import ROUNDS
+from tests.integration.server import Serve, is_alive, run_command, wait_until, write_app
 
 APP = """
-import json, os
+import atexit, json, os, subprocess
+
+if os.environ.get("SHOP_NOTES"):
+    helper = subprocess.Popen(["sleep", "600"])
+
+    def note(text):
+        with open(os.environ["SHOP_NOTES"], "a") as notes:
+            notes.write(f"{text} {helper.pid}\\n")
+
+    note("booted")
+    atexit.register(note, "exited")
 
 def app(environ, start_response):
     import shop_heavy, decimal, xml.dom.minidom
@@ -43,8 +54,12 @@ def test_a_profile_is_published_when_it_is_proven_and_kept_with_the_reason_when_
     (tmp_path / "warm.toml").write_text(WARM)
     file, store = tmp_path / "x.jumpstart", tmp_path / "store"
     build = ["build", "shop_app:app", "--app-dir", str(app_dir), "--requests", str(tmp_path / "warm.toml")]
-    done = run_command(*build, "-o", str(file), "--prove", home=home)
+    done = run_command(*build, "-o", str(file), "--prove", home=home, env={"SHOP_NOTES": str(tmp_path / "notes")})
     assert done.returncode == 0, done.stderr
+    notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+    helpers = [int(pid) for text, pid in notes if text == "booted"]
+    assert len(helpers) == 1 + 2 * ROUNDS and [text for text, _ in notes].count("exited") == len(helpers)
+    assert not [pid for pid in helpers if is_alive(pid)], "what the app starts ends with its process"
     assert "2 of 2 golden requests answered alike, warm coverage 100%" in done.stdout
     show = run_command("profile", "show", str(file), home=home).stdout
     assert "golden requests: 2" in show and "validation: 2 of 2 golden requests" in show

@@ -284,11 +284,15 @@ def test_an_absurd_length_is_not_waited_for() -> None:
                     asyncio.run(receive(theirs))
 
 
-def test_silence_ends_a_wait_that_has_a_limit() -> None:
-    with pair() as (_, theirs):
-        theirs.settimeout(0.01)
-        with pytest.raises(ChannelClosedError, match="timed out"):
-            BlockingChannel(theirs).receive()
+def test_silence_ends_a_wait_that_has_a_limit_and_a_close_one_without() -> None:
+    with pair() as (ours, theirs):
+        BlockingChannel(ours).send(Hello(1))
+        said = BlockingChannel(theirs).said(0.05)
+        assert next(said) == Hello(1)
+        with pytest.raises(TimeoutError):
+            next(said)
+        ours.close()
+        assert list(BlockingChannel(theirs).said(0)) == []
 
 
 def test_messages_cannot_be_changed() -> None:
