@@ -498,6 +498,23 @@ def _watch_thread_pools(module: ModuleType) -> None:
     replace(module.ThreadPoolExecutor, "submit", make)
 
 
+def _watch_futures(module: ModuleType) -> None:
+    """What is called when a job is done runs in the thread of the pool, outside of the job."""
+
+    def make(original: Method) -> Method:
+        def add_done_callback(future: Any, function: Any) -> Any:
+            # asyncio's and anyio's own only wake who waits, and bring contexts of their own.
+            is_library = str(getattr(function, "__module__", "")).startswith(("asyncio", "anyio", "concurrent.futures"))
+            if is_library or guard_of_request() is None:
+                return original(future, function)
+            carried = contextvars.copy_context()
+            return original(future, lambda done: carried.copy().run(function, done))
+
+        return add_done_callback
+
+    replace(module.Future, "add_done_callback", make)
+
+
 def _watch_process_pools(module: ModuleType) -> None:
     def check(guard: Guard, pool: Any, function: Any = None, *args: Any, **kwargs: Any) -> None:
         guard.refuse(Effect.PROCESS, f"of a pool, for {getattr(function, '__qualname__', function)}")
@@ -541,6 +558,7 @@ _LIBRARIES: dict[str, Callable[[ModuleType], None]] = {
     "anyio.streams.tls": _watch_anyio_tls,
     "uvloop": _watch_uvloop,
     "aiohttp.connector": _watch_aiohttp,
+    "concurrent.futures._base": _watch_futures,
     "concurrent.futures.thread": _watch_thread_pools,
     "concurrent.futures.process": _watch_process_pools,
     "multiprocessing.process": _watch_multiprocessing,

@@ -491,6 +491,27 @@ def test_pools_of_threads_take_the_guard_along_for_the_job_only(guard: EffectGua
                 list(pool.map(pay, [b"shadow"]))
         assert pool.submit(pay, b"1").result(10) == "ok"
 
+        came: list[BaseException | None] = []
+        told = threading.Event()
+
+        def then(done: Future[bytes]) -> None:
+            try:
+                pay(done.result())
+                came.append(None)
+            except BaseException as error:
+                came.append(error)
+            told.set()
+
+        held = threading.Event()
+        for begin, kind in ((lambda: guarded(guard), EffectRefused), (contextlib.nullcontext, type(None))):
+            held.clear()
+            told.clear()
+            with begin():
+                job = pool.submit(lambda: (held.wait(10) and b"1") or b"")
+                job.add_done_callback(then)  # called in the thread of the pool
+            held.set()
+            assert told.wait(10) and isinstance(came[-1], kind), came
+
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for run in (
@@ -504,7 +525,7 @@ def test_pools_of_threads_take_the_guard_along_for_the_job_only(guard: EffectGua
         assert await anyio.to_thread.run_sync(pay, b"3") == "ok"
 
     asyncio.run(main())
-    assert payments.paid == [b"1", b"2", b"3"]
+    assert payments.paid == [b"1", b"1", b"2", b"3"]
 
 
 def test_a_thread_of_its_own_is_not_started(guard: EffectGuard) -> None:
