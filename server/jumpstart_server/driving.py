@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from jumpstart.guard import EffectGuard
 from jumpstart.profile import Golden
 from jumpstart.target import Interface
@@ -25,7 +27,8 @@ from jumpstart_warmup.shapes import Answer
 
 T = TypeVar("T")
 
-GOLDEN_BUDGET = 10.0  # seconds for golden requests: of a prover one round, of a seeder two
+GOLDEN_BUDGET = 10.0  # seconds for golden requests in one process
+GOLDEN_SHARE = 0.5  # of the time that there is for one answer: what hangs does not leave the others without one
 PATIENCE = 1.0  # seconds beyond the budget that a handler has which looks at its deadline
 
 
@@ -61,33 +64,53 @@ class AppDriver:
         return await self._run(self._app, requests, budget_s, on_result, frozenset(shadows))
 
     async def answers(self, requests: Sequence[WarmRequest]) -> list[Answer]:
-        """How the app answers golden *requests*, asked once."""
+        """How the app answers golden *requests*, each asked as often as it says."""
         listener = Listener()
-        await self._listen(listener, requests)
+        until = time.monotonic() + GOLDEN_BUDGET
+        for turn in range(max((request.repeat for request in requests), default=0)):
+            await self._listen(listener, [each for each in requests if each.repeat > turn], until)
         return listener.answers()
 
     async def golden(self, requests: Sequence[WarmRequest], *, beside_others: bool) -> list[Golden]:
         """
         How the app answers *requests*: of those that it answers alike when asked twice. None with ``--no-replay``.
 
-        *beside_others*: somebody waits for other requests of this process; half of the time is theirs.
+        *beside_others*: somebody waits for other requests of this process. Half of the time is theirs, and these are
+        guarded as shadow requests are; there are none in a WSGI app that has one thread, since it may be made for one.
         """
-        if not self._tenant.replay:
+        if not self._tenant.replay or (beside_others and self._is_wsgi and self._tenant.threads == 1):
             return []
-        listeners = Listener(), Listener()
-        give_up = time.monotonic() + GOLDEN_BUDGET
-        for listener in listeners:
-            for request in requests:
-                began = time.monotonic()
-                if began < give_up:
-                    await self._listen(listener, [request])
-                    await asyncio.sleep(time.monotonic() - began if beside_others else 0)
-        first, second = listeners
+        first, second = Listener(), Listener()
+        began = time.monotonic()
+        await self._listen(first, requests, began + GOLDEN_BUDGET / 2, beside_others=beside_others)
+        again = [request for request in requests if request.name in first.answered]
+        await self._listen(second, again, began + GOLDEN_BUDGET, beside_others=beside_others)
         return await on_own_thread("golden", lambda: settled(first.answers(), second.answers()))
 
-    async def _listen(self, listener: Listener, requests: Sequence[WarmRequest]) -> None:
+    async def _listen(
+        self, listener: Listener, requests: Sequence[WarmRequest], until: float, *, beside_others: bool = False
+    ) -> None:
+        """Ask each of *requests* once, until that moment. What there was no time for has no answer."""
         app = (listener.wsgi if self._is_wsgi else listener.asgi)(self._app)
-        await self._run(app, requests, GOLDEN_BUDGET, listener.heard)
+        full = (until - time.monotonic()) * GOLDEN_SHARE
+        for request in requests:
+            once = msgspec.structs.replace(request, repeat=1)
+            began = time.monotonic()
+            if began >= until:
+                break
+            seconds = min(until - began, full)
+            shadows = frozenset([once]) if beside_others else frozenset()
+
+            def hear(outcome: Outcome, seconds: float = seconds) -> None:
+                is_late = outcome.is_late or outcome.elapsed_s >= seconds
+                if is_late and seconds < full:
+                    listener.forget()
+                else:
+                    listener.heard(outcome, is_late=is_late)
+
+            await self._run(app, [once], seconds, hear, shadows)
+            now = time.monotonic()
+            await asyncio.sleep(max(min(now - began, until - now), 0) if beside_others else 0)
 
     def _guard_among(self, shadows: frozenset[WarmRequest]) -> GuardOf | None:
         guard = self._guard

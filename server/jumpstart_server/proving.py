@@ -7,14 +7,17 @@ The proof of a profile: before it is shipped, a fresh consumer shows that it doe
 
 Consumers have no warm-start cache, no ledger and no store; of the host they see the keys. Golden requests are GET and
 HEAD requests that real traffic made (`jumpstart_warmup/golden.py`), sent as warm-up requests are, with the same marks.
+What each should be answered with is what the seeder wrote down; where it wrote nothing, what cold boots agree on.
 
 What a profile must show:
 
 - ``drained``: its seeder has seen enough requests and routes;
 - ``boot-failed``: the app boots with it;
 - ``few-used``: enough of its records are used;
-- ``answers-differ``: every golden request is answered with the status and shape that the seeder wrote down. One that a
-  cold boot answers otherwise, too, and like the consumer, tells of the app and not of the profile: it is set aside;
+- ``answers-differ``: every golden request is answered with that status and shape. One that a cold boot answers
+  otherwise, too, and like the consumer, tells of the app and not of the profile: it is set aside. So is one whose shape
+  cold boots do not agree on themselves (a list of things that are drawn at random, say), as long as its status is one
+  that they answer with. While that may be so and has not shown, cold boots are asked more often;
 - ``no-golden``: at least half of them could be compared, and there is one;
 - ``low-coverage``: enough of them, by their traffic, ran without a cold event;
 - ``no-gain``: fewer cold events than in a cold boot, and a first request that takes no longer, within a tolerance that
@@ -29,8 +32,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -50,7 +53,9 @@ from jumpstart_warmup.shapes import Answer
 logger = logging.getLogger(__name__)
 
 ROUNDS = 2  # cold and warm boots, at least
-MOST_ROUNDS = 4  # while the figures are too near to tell a gain
+MOST_ROUNDS = 4  # while the figures are too near to tell a gain, or answers may only be unsteady
+ASKED = 2  # times in each consumer; the first one is timed
+ASKED_IN_DOUBT = 6  # times in a cold one, while answers may be unsteady
 TOLERANCE = 1.25  # times the cold boot's latency that is no worse, on a machine that does other things too …
 TOLERANCE_S = 0.002  # … and as many seconds more
 CLEAR_GAIN = 0.9  # times the cold boot's latency that is faster beyond doubt
@@ -173,9 +178,13 @@ def judge(golden: Sequence[Golden], cold: Sequence[Consumed], warm: Sequence[Con
     Judge by what *cold* and *warm* consumers did, at least one of each. Pure.
 
     Each request's latency is the best of its first times in each of them; cold events count where they were fewest.
+
+    Args:
+        golden: what the seeder wrote down.
     """
-    expected = {each.request: (each.status, each.shape) for each in golden}
-    matched, aside, differing = _compare(expected, cold, warm)
+    expected = expectations(golden, cold)
+    compared = compare(expected, cold, warm)
+    matched, differing = compared.matched, compared.differing
     faults: list[Found] = []
     used = _used(warm)
     if used < gates.used:
@@ -203,7 +212,7 @@ def judge(golden: Sequence[Golden], cold: Sequence[Consumed], warm: Sequence[Con
     )
     if names and (found := judge_gain(validation)) is not None:
         faults.append(found)
-    notes = [f"answered otherwise now, with and without the profile, and set aside: {name}" for name in aside]
+    notes = [f"set aside, {why}: {name}" for name, why in compared.aside.items()]
     return Proof(validation=validation, faults=faults, notes=notes)
 
 
@@ -220,33 +229,102 @@ def judge_gain(figures: Validation) -> Found | None:
     return Found(Fault.NO_GAIN, f"{words}, each with {figures.cold_events} cold events")
 
 
-def _compare(
-    expected: dict[str, tuple[int, str]], cold: Sequence[Consumed], warm: Sequence[Consumed]
-) -> tuple[list[str], list[str], list[str]]:
-    """Names of what was answered alike, of what is set aside, and in words of what differs."""
-    matched, aside, differing = [], [], []
-    for name, golden in expected.items():
+_Given = tuple[int, str]
+"""Status and shape."""
+NOT_WHOLE: _Given = (0, "")
+
+
+def expectations(golden: Sequence[Golden], cold: Sequence[Consumed]) -> dict[str, _Given]:
+    """
+    Request → what it should be answered with: as the seeder wrote down, else as *cold* consumers agree. Pure.
+
+    What these do not agree on, and what they answer with 4xx, is not golden, as in a seeder. What fails in them, and no
+    seeder has spoken of, is: with `NOT_WHOLE`, so that it counts among what cannot be compared.
+    """
+    expected = {each.request: (each.status, each.shape) for each in golden}
+    for name in dict.fromkeys(each.name for consumer in cold for each in consumer.answers):
+        found = _answers(name, cold)
+        if name in expected or (len(found) > 1 and not any(map(_is_failure, found))):
+            continue
+        if any(map(_is_failure, found)):
+            expected[name] = NOT_WHOLE
+        elif all(status < 400 for status, _ in found):
+            (expected[name],) = found
+    return expected
+
+
+@dataclass(frozen=True)
+class Compared:
+    """
+    What became of the golden requests.
+
+    Attributes:
+        matched: names of those that are answered as they should be.
+        aside: name → why it tells nothing about the profile.
+        differing: in words.
+        may_be_unsteady: of those that differ, all may do so by chance: more answers of cold boots will tell.
+    """
+
+    matched: list[str]
+    aside: dict[str, str]
+    differing: list[str]
+    may_be_unsteady: bool
+
+
+def compare(expected: Mapping[str, _Given], cold: Sequence[Consumed], warm: Sequence[Consumed]) -> Compared:
+    """Compare the answers of *warm* consumers with what is *expected*, and with those of *cold* ones. Pure."""
+    matched: list[str] = []
+    aside: dict[str, str] = {}
+    differing: list[str] = []
+    doubtful = 0
+    asked = dict.fromkeys(each.name for consumer in warm for each in consumer.answers)
+    for name in {**dict.fromkeys(expected), **asked}:
         with_it, without = _answers(name, warm), _answers(name, cold)
-        if with_it == {golden}:
+        if name not in expected:
+            failures = {each for each in with_it if _is_failure(each)}
+            if failures - without:
+                differing.append(f"{name} is {_status(failures)}, and not in a cold boot")
+            continue
+        golden = expected[name]
+        if golden == NOT_WHOLE:
+            aside[name] = "fails in a cold boot"
+            continue
+        may_be_chance = _statuses(with_it) <= _statuses(without | {golden}) and not any(map(_is_failure, with_it))
+        if not with_it:
+            aside[name] = "there was no time for it"
+        elif with_it == {golden}:
             # The seeder may have been wrong for long: what it holds of a value, say, and ships.
-            if len(without) == 1 and golden not in without and (0, "") not in without:
+            if len(without) == 1 and golden not in without and NOT_WHOLE not in without:
                 differing.append(f"{name} is answered otherwise by a cold boot ({_status(without)})")
             else:
                 matched.append(name)
-        elif (0, "") not in with_it and with_it <= without:
-            aside.append(name)
+        elif with_it <= without:
+            aside[name] = "answered otherwise now, with and without the profile"
+        elif may_be_chance and len(without - {NOT_WHOLE}) > 1:
+            aside[name] = "answered in several ways, with and without the profile"
         else:
             differing.append(f"{name} was {golden[0]}, is {_status(with_it)}")
-    return matched, aside, differing
+            doubtful += may_be_chance and golden in with_it
+    return Compared(matched, aside, differing, bool(differing) and doubtful == len(differing))
 
 
-def _answers(name: str, consumers: Sequence[Consumed]) -> set[tuple[int, str]]:
+def _answers(name: str, consumers: Sequence[Consumed]) -> set[_Given]:
     found = {(each.status, each.shape) for consumer in consumers for each in consumer.answers if each.name == name}
-    return found or {(0, "")}
+    return {(status, shape) if shape else NOT_WHOLE for status, shape in found}
 
 
-def _status(answers: set[tuple[int, str]]) -> str:
-    return " or ".join(str(status) if shape else "no whole answer" for status, shape in sorted(answers))
+def _is_failure(answer: _Given) -> bool:
+    return answer == NOT_WHOLE or answer[0] >= 500
+
+
+def _statuses(answers: Iterable[_Given]) -> set[int]:
+    return {status for status, _ in answers}
+
+
+def _status(answers: set[_Given]) -> str:
+    words = [str(status) if shape else "no whole answer" for status, shape in sorted(answers)]
+    shapes = " of another shape" if len(words) == 1 and answers != {NOT_WHOLE} else ""
+    return " or ".join(dict.fromkeys(words)) + shapes
 
 
 def _used(warm: Sequence[Consumed]) -> float:
@@ -281,14 +359,6 @@ def _cold_events(names: Sequence[str], consumers: Sequence[Consumed]) -> int:
 # -- what happens --
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What consumers are asked, and what they should answer, where the profile says so."""
-
-    requests: list[WarmRequest]
-    golden: list[Golden] = field(default_factory=list)
-
-
 def prove(settings: Settings, data: bytes, *, consume: Callable[..., Consumed] | None = None) -> Proof:
     """
     Prove the profile of bytes *data* with the app of *settings*, by the gates that these name.
@@ -307,49 +377,51 @@ def prove(settings: Settings, data: bytes, *, consume: Callable[..., Consumed] |
         return Proof(faults=[Found(Fault.REFUSED, str(error))])
     if faults := judge_yield(profile.manifest.seeding, gates):
         return Proof(faults=faults)
-    plan = _plan_of(profile)
-    if not plan.requests:
-        return Proof(faults=[Found(Fault.NO_GOLDEN, "there is no safe request to compare answers by")])
+    requests = _requests_of(profile) if settings.tenant.replay else []
+    if not requests:
+        why = "there is no safe request to compare answers by" if settings.tenant.replay else "--no-replay sends none"
+        return Proof(faults=[Found(Fault.NO_GOLDEN, why)])
+    names = {request.name for request in requests}
+    golden = [each for each in profile.manifest.golden if each.request in names]
     with files.temporary_folder() as folder:
         path = folder / "proof.jumpstart"
         path.write_bytes(data)
         cold: list[Consumed] = []
         warm: list[Consumed] = []
-        proof = Proof()
+        proof, times = Proof(), ASKED
         while len(warm) < MOST_ROUNDS:
-            cold.append(consume(alone(settings, folder), plan.requests))
+            cold.append(consume(alone(settings, folder), _asked(requests, times)))
             try:
-                warm.append(consume(alone(settings, folder, path), plan.requests))
+                warm.append(consume(alone(settings, folder, path), _asked(requests, ASKED)))
             except JumpstartError as error:
                 text = str(error).strip().splitlines()
                 return Proof(faults=[Found(Fault.BOOT_FAILED, text[-1] if text else "it died")])
-            golden = plan.golden or _golden_of(cold)
             proof = judge(golden, cold, warm, gates)
-            if len(warm) >= ROUNDS and {found.fault for found in proof.faults} != {Fault.NO_GAIN}:
+            compared = compare(expectations(golden, cold), cold, warm)
+            if len(warm) >= ROUNDS and not _is_undecided(proof, compared):
                 break
+            times = ASKED_IN_DOUBT if compared.may_be_unsteady else ASKED
         return proof
 
 
-def _plan_of(profile: Profile) -> _Plan:
-    """Its golden requests, or, where it names none, those that may be."""
+def _requests_of(profile: Profile) -> list[WarmRequest]:
+    """Its requests that may be golden, whether the seeder wrote their answers down or not."""
     try:
         corpus = profile.records("corpus")[0] if "corpus" in profile.sections else []
     except ProfileRefusedError:
         corpus = []
-    requests = {request.name: request for request in golden_requests(corpus)}
-    golden = [each for each in profile.manifest.golden if each.request in requests]
-    if golden:
-        return _Plan([requests[each.request] for each in golden], golden)
-    return _Plan(list(requests.values()))
+    return golden_requests(corpus)
 
 
-def _golden_of(cold: Sequence[Consumed]) -> list[Golden]:
-    """Of a profile that names none: what a cold boot answers."""
-    return [
-        Golden(request=each.name, status=each.status, shape=each.shape)
-        for each in cold[0].answers
-        if each.shape and each.status < 400 and len(_answers(each.name, cold)) == 1
-    ]
+def _is_undecided(proof: Proof, compared: Compared) -> bool:
+    """Whether more boots may change the verdict."""
+    open_to_doubt = {Fault.NO_GAIN, Fault.ANSWERS_DIFFER} if compared.may_be_unsteady else {Fault.NO_GAIN}
+    faults = {found.fault for found in proof.faults}
+    return bool(faults) and faults <= open_to_doubt
+
+
+def _asked(requests: Sequence[WarmRequest], times: int) -> list[WarmRequest]:
+    return [msgspec.structs.replace(request, repeat=times) for request in requests]
 
 
 def alone(settings: Settings, folder: Path, profile: Path | None = None) -> Settings:

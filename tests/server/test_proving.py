@@ -16,6 +16,8 @@ from jumpstart.report import BootReport, SectionReport
 from jumpstart_server.messages import Section
 from jumpstart_server.profiles import pack, read_as_boot, stamp
 from jumpstart_server.proving import (
+    ASKED,
+    ASKED_IN_DOUBT,
     MOST_ROUNDS,
     ROUNDS,
     Consumed,
@@ -23,6 +25,7 @@ from jumpstart_server.proving import (
     Gates,
     Proof,
     alone,
+    expectations,
     judge,
     judge_gain,
     judge_yield,
@@ -124,8 +127,39 @@ def test_what_only_the_profile_makes_the_app_answer_is_a_fault_even_if_the_seede
     assert judge(GOLDEN, flapping, WARM, GATES).is_proven
 
 
+def all_answered(answer: tuple[int, str]) -> dict[str, tuple[int, str]]:
+    return {each.request: answer for each in GOLDEN}
+
+
+def test_where_the_seeder_wrote_nothing_down_cold_boots_say_what_is_right() -> None:
+    proof = judge(GOLDEN[:1], COLD, WARM, GATES)
+    assert proof.is_proven and proof.validation is not None and proof.validation.matched == len(GOLDEN)
+    worse = [consumed(shapes={"GET /d": (200, OTHER)}), consumed()]
+    assert faults(judge(GOLDEN[:1], COLD, worse, GATES)) == [Fault.ANSWERS_DIFFER]
+    refused = [consumed(shapes={"GET /c": (401, OTHER), "GET /d": (404, OTHER)}, cold=5, elapsed_s=0.1)]
+    assert expectations(GOLDEN[:1], refused) == {"GET /a": (200, SHAPE), "GET /b": (200, SHAPE)}
+    proof = judge(GOLDEN[:1], refused, [consumed(shapes={"GET /d": (500, OTHER)})], GATES)
+    assert faults(proof) == [Fault.ANSWERS_DIFFER] and "GET /d is 500" in str(proof.faults[0])
+
+
 def test_without_anything_to_compare_nothing_is_proven() -> None:
-    assert faults(judge([], COLD, WARM, GATES)) == [Fault.NO_GOLDEN]
+    for failure in ((500, OTHER), (0, "")):  # no database where the proof runs, say
+        failing = [consumed(shapes=all_answered(failure) | {"GET /a": (200, SHAPE)}, cold=5, elapsed_s=0.1)]
+        assert faults(judge(GOLDEN[:1], failing, failing, Gates(coverage=0))) == [Fault.NO_GOLDEN, Fault.NO_GAIN]
+        assert Fault.NO_GOLDEN in faults(judge(GOLDEN, failing, failing, GATES))
+    unheard = [msgspec.structs.replace(consumed(), answers=consumed().answers[:1])]
+    proof = judge(GOLDEN, COLD, unheard, GATES)
+    assert faults(proof) == [Fault.NO_GOLDEN] and "set aside, there was no time for it: GET /d" in proof.notes
+
+
+def test_what_cold_boots_do_not_agree_on_themselves_is_no_fault_of_the_profile_unless_it_fails() -> None:
+    drawn = [consumed(shapes={"GET /a": (200, shape * 32)}, cold=5, elapsed_s=0.1) for shape in "cd"]
+    assert judge(GOLDEN, drawn, [consumed(shapes={"GET /a": (200, OTHER)}), WARM[0]], GATES).is_proven
+    for failure in ((500, OTHER), (302, OTHER), (0, "")):
+        failing = [consumed(shapes={"GET /a": failure}), WARM[0]]
+        assert faults(judge(GOLDEN, drawn, failing, GATES)) == [Fault.ANSWERS_DIFFER]
+    most = [consumed(shapes=all_answered((200, shape * 32)), cold=5, elapsed_s=0.1) for shape in "cd"]
+    assert faults(judge(GOLDEN, most, [consumed(shapes=all_answered((200, OTHER)))], GATES)) == [Fault.NO_GOLDEN]
 
 
 def test_enough_records_must_be_used_and_those_without_a_use_here_do_not_count() -> None:
@@ -218,11 +252,13 @@ class Host:
 
     def __init__(self, warm: Callable[[], Consumed], cold: Callable[[], Consumed] = lambda: COLD[0]) -> None:
         self.booted: list[Settings] = []
+        self.asked: list[int] = []
         self._warm, self._cold = warm, cold
 
     def consume(self, settings: Settings, requests: list[WarmRequest]) -> Consumed:
         assert [request.name for request in requests] == [each.request for each in GOLDEN]
         self.booted.append(settings)
+        self.asked.append({request.repeat for request in requests}.pop())
         return (self._warm if settings.tenant.profile else self._cold)()
 
 
@@ -246,6 +282,25 @@ def test_figures_that_are_too_near_are_taken_again_and_other_faults_are_not(tmp_
     tie = Host(lambda: WARM[0], lambda: WARM[0])
     assert faults(prove(settings, packed(settings), consume=tie.consume)) == [Fault.NO_GAIN]
     assert len(tie.booted) == 2 * MOST_ROUNDS
+
+
+def test_answers_that_may_be_drawn_at_random_are_asked_for_more_often_where_cold(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    drawn = consumed(shapes={"GET /a": (200, OTHER)}).answers[0]
+    now_and_then = msgspec.structs.replace(WARM[0], answers=[*WARM[0].answers, drawn])
+    host = Host(lambda: now_and_then)
+    assert faults(prove(settings, packed(settings), consume=host.consume)) == [Fault.ANSWERS_DIFFER]
+    assert host.asked == [ASKED, ASKED, *[ASKED_IN_DOUBT, ASKED] * (MOST_ROUNDS - 1)]
+
+    def cold() -> Consumed:
+        seldom = [drawn] if host.asked[-1] == ASKED_IN_DOUBT else []
+        return msgspec.structs.replace(COLD[0], answers=[*COLD[0].answers, *seldom])
+
+    host = Host(lambda: now_and_then, cold)
+    assert prove(settings, packed(settings), consume=host.consume).is_proven
+    always = Host(lambda: consumed(shapes={"GET /a": (200, OTHER)}))
+    assert faults(prove(settings, packed(settings), consume=always.consume)) == [Fault.ANSWERS_DIFFER]
+    assert len(always.booted) == 2 * ROUNDS, "nothing speaks for chance"
 
 
 def test_a_consumer_that_dies_is_the_profiles_fault_and_an_app_that_never_boots_is_not(tmp_path: Path) -> None:
@@ -272,6 +327,9 @@ def test_what_shows_before_is_not_booted_for(tmp_path: Path) -> None:
     assert faults(prove(settings, packed(stranger), consume=never)) == [Fault.REFUSED]
     empty = pack(settings, {}, ObserverSnapshot(routes={"GET /": RouteStats(requests=500)}), 1.0, NOW)
     assert faults(prove(settings, empty, consume=never)) == [Fault.NO_GOLDEN]
+    silent = msgspec.structs.replace(settings, tenant=msgspec.structs.replace(settings.tenant, replay=False))
+    proof = prove(silent, packed(settings), consume=never)
+    assert faults(proof) == [Fault.NO_GOLDEN] and "--no-replay" in str(proof.faults[0])
 
 
 def test_a_profile_that_names_no_golden_requests_is_compared_with_a_cold_boot(tmp_path: Path) -> None:

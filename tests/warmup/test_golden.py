@@ -64,6 +64,39 @@ def test_both_drivers_are_listened_to(interface: str) -> None:
     assert all(each.elapsed_s > 0 for each in answers)
 
 
+def test_a_stream_has_one_shape_however_much_of_it_came() -> None:
+    def shapes(chunks: int) -> set[str]:
+        def streams(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+            start_response("200 OK", HTML)
+            yield b"<p>"
+            yield from [b"<b>x</b>"] * 5
+
+        async def streams_too(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/html")]})
+            for part in (b"<p>", *[b"<b>x</b>"] * 5):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+        wsgi, asgi = Listener(), Listener()
+        limits: dict[str, Any] = {"budget_s": 10, "stream_chunks": chunks}
+        WSGIWarmup(wsgi.wsgi(streams), REQUESTS[:1], on_result=wsgi.heard, **limits).run()
+        asyncio.run(warm_asgi(asgi.asgi(streams_too), REQUESTS[:1], on_result=asgi.heard, **limits))
+        return {each.shape for each in (*wsgi.answers(), *asgi.answers())}
+
+    assert shapes(1) == shapes(3) == {shape_of(200, HTML, b"", is_whole=False)}
+    assert shapes(100) == {shape_of(200, HTML, b"<p><b></b>")}
+
+
+def test_what_was_left_is_no_answer_and_what_is_forgotten_leaves_nothing_behind() -> None:
+    listener = Listener()
+    by_wsgi(wsgi_app, listener)
+    outcome = listener._heard[0][0]
+    listener.heard(outcome, is_late=True)
+    listener.forget()
+    assert listener.answers()[-1].shape == "" and len(listener.answers()) == len(REQUESTS) + 1
+    assert listener.answered == {"GET /a", "GET /b"}
+
+
 def record(target: str, method: str = "GET", **headers: str) -> Record:
     pairs = [[name.replace("_", "-"), value] for name, value in headers.items()]
     data = {"route": target, "method": method, "target": target, "headers": pairs}

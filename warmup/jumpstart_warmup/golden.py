@@ -62,17 +62,27 @@ class Listener:
     """
 
     def __init__(self) -> None:
-        self._heard: list[tuple[Outcome, _Taking]] = []
+        self._heard: list[tuple[Outcome, _Taking, bool]] = []
         self._taking = _Taking()
 
-    def heard(self, outcome: Outcome) -> None:
-        """Take the outcome of the request that has just ended."""
+    def heard(self, outcome: Outcome, *, is_late: bool = False) -> None:
+        """Take the outcome of the request that has just ended, or, *is_late*, was left before it had."""
         taking, self._taking = self._taking, _Taking()
-        self._heard.append((outcome, taking))
+        is_answer = outcome.status is not None and outcome.error is None and not outcome.is_late and not is_late
+        self._heard.append((outcome, taking, is_answer))
+
+    def forget(self) -> None:
+        """Take nothing of the request that has just ended."""
+        self._taking = _Taking()
+
+    @property
+    def answered(self) -> set[str]:
+        """Names of the requests that were answered."""
+        return {outcome.request.name for outcome, _, is_answer in self._heard if is_answer}
 
     def answers(self) -> list[Answer]:
         """What was heard; takes some milliseconds for each."""
-        return [_answer(outcome, taking) for outcome, taking in self._heard]
+        return [_answer(outcome, taking if is_answer else None) for outcome, taking, is_answer in self._heard]
 
     def asgi(self, app: ASGIApp) -> ASGIApp:
         """*app*, listened to."""
@@ -88,6 +98,8 @@ class Listener:
                     taking.start(int(message["status"]), pairs)
                 elif message["type"] == "http.response.body":
                     taking.take(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        taking.end()
                 await send(message)
 
             await app(scope, receive, take)
@@ -115,6 +127,7 @@ class Listener:
                 for chunk in result:
                     taking.take(chunk)
                     yield chunk
+                taking.end()
             finally:
                 close = getattr(result, "close", None)
                 if close is not None:
@@ -123,13 +136,12 @@ class Listener:
         return listened
 
 
-def _answer(outcome: Outcome, taking: _Taking) -> Answer:
-    is_whole = outcome.status is not None and outcome.error is None and not outcome.is_late
+def _answer(outcome: Outcome, taking: _Taking | None) -> Answer:
     return Answer(
         name=outcome.request.name,
         weight=outcome.request.weight,
         status=outcome.status or 0,
-        shape=taking.shape() if is_whole else "",
+        shape="" if taking is None else taking.shape(),
         elapsed_s=outcome.elapsed_s,
         cold_events=outcome.cold_events,
     )
@@ -142,16 +154,21 @@ class _Taking:
         self._status = 0
         self._headers: list[tuple[str, str]] = []
         self._body = bytearray()
-        self._is_whole = True
+        self._fits = True
+        self._has_ended = False
 
     def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self._status, self._headers = status, list(headers)
 
     def take(self, chunk: bytes) -> None:
         if len(self._body) + len(chunk) > MAX_BODY:
-            self._is_whole = False
-        elif self._is_whole:
+            self._fits = False
+        elif self._fits:
             self._body += chunk
 
+    def end(self) -> None:
+        """Nothing follows; a stream that is left goes on."""
+        self._has_ended = True
+
     def shape(self) -> str:
-        return shape_of(self._status, self._headers, bytes(self._body), is_whole=self._is_whole)
+        return shape_of(self._status, self._headers, bytes(self._body), is_whole=self._fits and self._has_ended)

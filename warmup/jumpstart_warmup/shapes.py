@@ -9,7 +9,8 @@ A shape is made of the status, the media type, the place of a redirect without i
   one of three.
 - all else: whether there is anything.
 
-Bodies are read up to `MAX_BODY` bytes; of a longer one only status, type and that it is long count. Pure.
+Bodies are read up to `MAX_BODY` bytes; of a longer one, and of a stream that goes on, only status, type and that it is
+long count; of one that is compressed, also how. Pure.
 """
 
 from __future__ import annotations
@@ -62,14 +63,17 @@ def shape_of(status: int, headers: Headers, body: bytes, *, is_whole: bool = Tru
         body: as the app sent it, in the identity encoding; its first `MAX_BODY` bytes will do.
         is_whole: whether that is all of it.
     """
-    kind = ""
-    location = ""
+    kind = coding = location = ""
     for name, value in headers:
         if name.lower() == "content-type":
             kind = value.partition(";")[0].strip().lower()
+        elif name.lower() == "content-encoding" and value.strip().lower() != "identity":
+            coding = value.strip().lower()
         elif name.lower() == "location":
             location = normalise_path(urlsplit(value).path)
     structure = _structure(kind, body) if is_whole and len(body) <= MAX_BODY else "long"
+    if coding and body:  # such bytes differ where the content does not, by the time in a header of gzip's, say
+        structure = ["coded", coding]
     words = msgspec.json.encode([status, kind, location, structure])
     return hashlib.sha256(words).hexdigest()[:32]
 
