@@ -303,7 +303,8 @@ def compare(expected: Mapping[str, _Given], cold: Sequence[Consumed], warm: Sequ
         elif may_be_chance and len(without - {NOT_WHOLE}) > 1:
             aside[name] = "answered in several ways, with and without the profile"
         else:
-            differing.append(f"{name} was {golden[0]}, is {_status(with_it)}")
+            shape = " of another shape" if _statuses(with_it) == {golden[0]} else ""
+            differing.append(f"{name} was {golden[0]}, is {_status(with_it)}{shape}")
             doubtful += may_be_chance and golden in with_it
     return Compared(matched, aside, differing, bool(differing) and doubtful == len(differing))
 
@@ -322,9 +323,7 @@ def _statuses(answers: Iterable[_Given]) -> set[int]:
 
 
 def _status(answers: set[_Given]) -> str:
-    words = [str(status) if shape else "no whole answer" for status, shape in sorted(answers)]
-    shapes = " of another shape" if len(words) == 1 and answers != {NOT_WHOLE} else ""
-    return " or ".join(dict.fromkeys(words)) + shapes
+    return " or ".join(dict.fromkeys(str(status) if shape else "no whole answer" for status, shape in sorted(answers)))
 
 
 def _used(warm: Sequence[Consumed]) -> float:

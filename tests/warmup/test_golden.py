@@ -64,6 +64,27 @@ def test_both_drivers_are_listened_to(interface: str) -> None:
     assert all(each.elapsed_s > 0 for each in answers)
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_500_is_an_answer(raises: bool) -> None:
+    def fails(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("500 Internal Server Error", HTML)
+        yield b"<p>"
+        if raises:
+            raise RuntimeError("half of it")
+
+    async def fails_too(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": [(b"content-type", b"text/html")]})
+        await send({"type": "http.response.body", "body": b"<p>", "more_body": raises})
+        raise RuntimeError("as Starlette does when it has answered")
+
+    wsgi, asgi = Listener(), Listener()
+    by_wsgi(fails, wsgi)
+    by_asgi(fails_too, asgi)
+    assert {(each.status, each.shape) for each in (*wsgi.answers(), *asgi.answers())} == {
+        (500, "" if raises else shape_of(500, HTML, b"<p>"))
+    }
+
+
 def test_a_stream_has_one_shape_however_much_of_it_came() -> None:
     def shapes(chunks: int) -> set[str]:
         def streams(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

@@ -68,7 +68,9 @@ class Listener:
     def heard(self, outcome: Outcome, *, is_late: bool = False) -> None:
         """Take the outcome of the request that has just ended, or, *is_late*, was left before it had."""
         taking, self._taking = self._taking, _Taking()
-        is_answer = outcome.status is not None and outcome.error is None and not outcome.is_late and not is_late
+        # For a driver, a 500 is an error. Here it is an answer, if it came to its end.
+        is_said = outcome.error is None or (taking.has_ended and (outcome.status or 0) >= 500)
+        is_answer = outcome.status is not None and is_said and not outcome.is_late and not is_late
         self._heard.append((outcome, taking, is_answer))
 
     def forget(self) -> None:
@@ -155,7 +157,7 @@ class _Taking:
         self._headers: list[tuple[str, str]] = []
         self._body = bytearray()
         self._fits = True
-        self._has_ended = False
+        self.has_ended = False
 
     def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self._status, self._headers = status, list(headers)
@@ -168,7 +170,7 @@ class _Taking:
 
     def end(self) -> None:
         """Nothing follows; a stream that is left goes on."""
-        self._has_ended = True
+        self.has_ended = True
 
     def shape(self) -> str:
-        return shape_of(self._status, self._headers, bytes(self._body), is_whole=self._fits and self._has_ended)
+        return shape_of(self._status, self._headers, bytes(self._body), is_whole=self._fits and self.has_ended)
