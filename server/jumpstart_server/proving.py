@@ -78,6 +78,19 @@ class Fault(enum.StrEnum):
     NO_GAIN = "no-gain"
 
 
+REMEDIES = {
+    Fault.REFUSED: "docs/reasons.md has a remedy for each code",
+    Fault.DRAINED: "seed where there is traffic, or for longer",
+    Fault.BOOT_FAILED: "look into the profile (jumpstart profile show -v); do not use it",
+    Fault.FEW_USED: "make it from the sources that are served; `jumpstart status --boot` of a server that boots from "
+    "it has the reason for each record",
+    Fault.NO_GOLDEN: "prove it where the app can answer: with its database, and the requests of real traffic",
+    Fault.ANSWERS_DIFFER: "look at these requests; a value that the profile ships may be wrong",
+    Fault.LOW_COVERAGE: "`jumpstart status` of a server that boots from it names what was cold",
+    Fault.NO_GAIN: "where the machine was busy, try again; else the app may have nothing to warm",
+}
+
+
 class Found(msgspec.Struct, frozen=True):
     """A fault and its words."""
 
@@ -85,7 +98,7 @@ class Found(msgspec.Struct, frozen=True):
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.fault} ({self.detail})"
+        return f"{self.fault} ({self.detail}): {REMEDIES[self.fault]}"
 
 
 @dataclass(frozen=True, kw_only=True)

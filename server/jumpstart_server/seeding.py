@@ -43,6 +43,7 @@ PROOF_LIMIT = 900.0  # seconds for proof and publication together
 FIRST_PAUSE = 60.0  # seconds at least after one that was not published; twice as long each time …
 LONGEST_PAUSE = 3600.0  # … up to this
 KEPT_REJECTED = 5  # profiles that are kept for inspection
+REASON = ".txt"  # beside such a profile
 NICENESS = 10  # of 19: what serves goes first
 
 
@@ -155,20 +156,23 @@ class Seeding:
         tier = self._tier
         self._state = "proving"
         tier.log.info("seeding: %d real requests seen; a profile is captured and proven", requests)
+        path, kept = None, ""
         try:
             captured = await tier.capture()
             seconds = time.monotonic() - self._launcher.started
             data = await asyncio.to_thread(pack_capture, settings, captured, seconds)
-            path = await asyncio.to_thread(_keep, settings, data)
+            path = await asyncio.to_thread(_put_aside, settings, data)
             seeded = await self._prove(settings, path)
             if tier.stopping:
-                path.unlink(missing_ok=True)
                 return
-            await asyncio.to_thread(_tidy, path, seeded)
+            if seeded.outcome != "published":
+                kept = f"; kept as {await asyncio.to_thread(_keep, path, seeded)}"
         except (JumpstartError, OSError) as error:
             seeded = Seeded(outcome="failed", lines=[str(error)])
         finally:
             self._state = "waiting"
+            if path is not None:
+                path.unlink(missing_ok=True)
         now = time.monotonic()
         self._last, self._last_at = seeded, datetime.now(UTC).isoformat(timespec="seconds")
         for reason in seeded.faults or [""]:
@@ -181,8 +185,8 @@ class Seeding:
             self._progress = replace(progress, failures=progress.failures + 1, tried=now)
             pause = pause_after(self._progress.failures, settings.profile.seed_after)
             tier.log.warning(
-                "seeding: %s, not published: %s; tried again in %.0f s at the earliest",
-                *(seeded.outcome, " · ".join(seeded.lines), pause),
+                "seeding: %s, not published: %s; tried again in %.0f s at the earliest%s",
+                *(seeded.outcome, " · ".join(seeded.lines), pause, kept),
             )
 
     async def _prove(self, settings: Settings, path: Path) -> Seeded:
@@ -243,24 +247,25 @@ def _rejected_folder(settings: Settings) -> Path:
     return private_folder(Path(settings.home_state) / "rejected")
 
 
-def _keep(settings: Settings, data: bytes) -> Path:
-    """Write the file where it stays when it is rejected; raises JumpstartError."""
+def _put_aside(settings: Settings, data: bytes) -> Path:
+    """Write the file under a name that says nothing of it yet, and that `files.sweep` knows; raises JumpstartError."""
     folder = _rejected_folder(settings)
     files.sweep(folder)
-    known = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.name)
-    for old in known[: -KEPT_REJECTED + 1]:
-        old.unlink(missing_ok=True)
-        old.with_name(old.name + ".txt").unlink(missing_ok=True)
-    path = folder / f"{time.time_ns():020}-{os.getpid()}{SUFFIX}"
+    path = folder / files.temporary_name()
     write_file(path, data)
     return path
 
 
-def _tidy(path: Path, seeded: Seeded) -> None:
-    if seeded.outcome == "published":
-        path.unlink(missing_ok=True)
-    else:
-        path.with_name(path.name + ".txt").write_text("".join(f"{line}\n" for line in seeded.lines))
+def _keep(path: Path, seeded: Seeded) -> Path:
+    """Keep for inspection what was put aside, never without its reasons; raises OSError."""
+    kept = path.with_name(f"{time.time_ns():020}-{os.getpid()}{SUFFIX}")
+    kept.with_name(kept.name + REASON).write_text("".join(f"{line}\n" for line in seeded.lines))
+    path.rename(kept)
+    known = sorted(path.parent.glob(f"*{SUFFIX}"), key=lambda each: each.name)
+    for old in known[:-KEPT_REJECTED]:
+        old.unlink(missing_ok=True)
+        old.with_name(old.name + REASON).unlink(missing_ok=True)
+    return kept
 
 
 # -- in a process of its own --

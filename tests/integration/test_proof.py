@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_a_profile_is_published_when_it_is_proven_and_kept_with_the_reason_when_
     done = run_command(*build, "-o", str(file), "--prove", "--prove-coverage", "0", "--prove-used", "1",
                        "--prove-routes", "3", home=home)  # fmt: skip
     assert done.returncode == 1 and "drained" in done.stderr
+    assert "seed where there is traffic" in done.stderr, "and the remedy"
     assert file.read_bytes() == before and (tmp_path / "x.jumpstart.rejected").exists()
 
 
@@ -132,3 +134,35 @@ def test_a_profile_that_fails_is_kept_and_serving_goes_on(serve: Serve, app_dir:
         assert server.get("/").status_code == 200
         (kept,) = tmp_path.rglob("rejected/*.jumpstart")
         assert str(store) in kept.with_name(kept.name + ".txt").read_text()
+        assert f"kept as {kept}" in server.stderr
+
+
+STUCK = """
+import os, pathlib, time
+
+first, second = (pathlib.Path(os.environ["SHOP_NOTES"] + each) for each in ("", ".stuck"))
+if first.exists():
+    second.touch()
+    time.sleep(600)
+first.touch()
+
+def app(environ, start_response):
+    start_response("200 OK", [])
+    return [b"x"]
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_in_the_middle_of_a_proof_leaves_nothing(
+    serve: Serve, tmp_path: Path, number: signal.Signals
+) -> None:
+    seed = ("--seed", "--seed-requests", "1", "--seed-after", "0", "--prove-requests", "0")
+    folder, notes = write_app(tmp_path / "app", "stuck", STUCK), tmp_path / "notes"
+    store, env = tmp_path / "store", {"SHOP_NOTES": str(notes)}
+    with serve("stuck:app", *seed, "--publish", str(store), app_dir=folder, env=env) as server:
+        server.get("/")
+        wait_until(notes.with_suffix(".stuck").exists, 60, "a consumer boots")
+        server.stop(number)
+        wait_until(lambda: not server.processes(), 60, "all of its processes end")
+    kept = {path for path in tmp_path.rglob("rejected/*") if number == signal.SIGTERM or path.suffix == ".jumpstart"}
+    assert not kept and not list(store.rglob("*.jumpstart"))

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PROVE = "Before it is kept: a fresh process boots from it alone, and must answer like the seeder and be warm."
 REJECTED = ".rejected"
-REASON = ".txt"
+REASONS = ".txt"
 _OF_A_PROOF = ("prove_coverage", "prove_used", "prove_requests", "prove_routes", "max_age", "trust")
 
 
@@ -69,13 +69,14 @@ def reject(path: Path, proof: Proof, data: bytes | None = None) -> None:
     """
     from jumpstart.profile import write_file
 
-    kept = path
-    if data is not None:
-        kept = path.with_name(path.name + REJECTED)
-        write_file(kept, data)
-    reasons = kept.with_name(kept.name + REASON) if data is not None else path.with_name(path.name + REJECTED + REASON)
+    rejected = path.with_name(path.name + REJECTED)
+    reasons = rejected.with_name(rejected.name + REASONS)
     try:
         reasons.write_text("".join(f"{line}\n" for line in proof.describe()))
     except OSError as error:
         raise JumpstartError(f"cannot write {reasons}: {error.strerror}") from error
-    click.echo(f"{kept} is kept for inspection, {reasons} says why it is not proven", err=True)
+    if data is not None:
+        write_file(rejected, data)
+    click.echo(
+        f"{path if data is None else rejected} is kept for inspection, {reasons} says why it is not proven", err=True
+    )
