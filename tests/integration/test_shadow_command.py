@@ -62,6 +62,7 @@ def test_traffic_is_recorded_replayed_and_mirrored(serve: Serve, tmp_path: Path)
             text, _ = recording.communicate(timeout=10)
             assert recording.returncode == 0, text
             assert text.endswith(f"{file}: 5 requests\n")
+            assert file.stat().st_mode & 0o777 == 0o600
             mirroring.send_signal(signal.SIGTERM)  # as Ctrl-C
             text, _ = mirroring.communicate(timeout=10)
             assert mirroring.returncode == 0, text

@@ -122,6 +122,10 @@ class InOrder:
         return each if at == self._last else msgspec.structs.replace(each, t=self._last)
 
 
+def _for_us_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # scrubbed or not, it is what people asked for
+
+
 class Writer:
     """Writes a file of traffic; what is whole on the disk is whole in the file, should the process die."""
 
@@ -131,7 +135,7 @@ class Writer:
             ConfigError: the file cannot be made, or is there already.
         """
         try:
-            self._file = path.open("xb", buffering=0)
+            self._file = open(path, "xb", buffering=0, opener=_for_us_alone)  # noqa: PTH123  # Path.open has no opener
         except OSError as error:
             raise ConfigError(f"{path}: cannot be made: {error.strerror}") from error
         self.count = 0
