@@ -135,7 +135,7 @@ class Writer:
             ConfigError: the file cannot be made, or is there already.
         """
         try:
-            self._file = open(path, "xb", buffering=0, opener=_for_us_alone)  # noqa: PTH123  # Path.open has no opener
+            self._file = open(path, "xb", buffering=0, opener=_for_us_alone)  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"{path}: cannot be made: {error.strerror}") from error
         self.count = 0
