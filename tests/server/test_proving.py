@@ -13,6 +13,8 @@ from jumpstart.errors import AppLoadError
 from jumpstart.profile import Golden, Seeding, Validation
 from jumpstart.records import Dropped, Reason, Record
 from jumpstart.report import BootReport, SectionReport
+from jumpstart.trust import KeyRing
+from jumpstart_server.cli.proof import stamped
 from jumpstart_server.messages import Section
 from jumpstart_server.profiles import pack, read_as_boot, stamp
 from jumpstart_server.proving import (
@@ -346,6 +348,19 @@ def test_the_figures_go_into_the_file_which_stays_the_same_otherwise(tmp_path: P
     after = read_as_boot(settings, stamp(settings, data, validation))
     assert after.manifest == msgspec.structs.replace(before.manifest, validation=validation)
     assert after.sections == before.sections and after.signed_by == before.signed_by
+
+
+def test_only_the_host_that_signed_a_profile_marks_it_as_proven(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, proof = settings_for(tmp_path), Proof(validation=figures(0.01, 0.1, 0, 5))
+    data = packed(settings)
+    assert read_as_boot(settings, stamped(settings, data, proof, "x")).manifest.validation == proof.validation
+    maker = msgspec.structs.replace(settings, home_config=str(tmp_path / "maker"))
+    foreign = packed(maker)
+    KeyRing(Path(boot_settings(settings).keys)).trust(KeyRing(Path(boot_settings(maker).keys)).public_pem(), "maker")
+    assert stamped(settings, foreign, proof, "x") == foreign
+    assert "is not this host's own" in capsys.readouterr().err
 
 
 def test_a_consumer_boots_cold_when_no_profile_is_given(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from jumpstart.stores import (
 from jumpstart.trust import KeyRing
 from jumpstart_server.cli import Group
 from jumpstart_server.cli.client import AdminClient
-from jumpstart_server.cli.proof import proof_options, proof_settings, reject, show_proof
+from jumpstart_server.cli.proof import proof_options, proof_settings, reject, show_proof, stamped
 from jumpstart_server.config import environment, paths_of_host
 
 
@@ -129,6 +129,7 @@ def capture(
         if not proof.is_proven:
             reject(Path(output), proof, data)
             return 1
+        data = stamped(settings, data, proof, output)
     write_file(Path(output), data)
     click.echo(f"{output}: {len(data):,} bytes")
     return 0
@@ -181,6 +182,7 @@ def publish(
         if not proof.is_proven:
             reject(Path(file), proof)
             return 1
+        data = stamped(settings, data, proof, file)
     app = name or full_target(manifest.app.target)
     place = Place.of(app, manifest.tenant, build_id or build_of(manifest.app), manifest.id)
     open_store(store).publish(place, data)

@@ -10,8 +10,9 @@ import click
 
 from jumpstart.errors import ConfigError, JumpstartError
 from jumpstart.profile import Manifest
+from jumpstart.trust import KeyRing
 from jumpstart_server.cli import set_up_logging_of, settings_of, settings_options
-from jumpstart_server.settings import Settings, declared_options
+from jumpstart_server.settings import Settings, boot_settings, declared_options
 
 if TYPE_CHECKING:
     from jumpstart_server.proving import Proof
@@ -58,6 +59,26 @@ def show_proof(settings: Settings, data: bytes, name: str) -> Proof:
     for line in proof.describe():
         click.echo(f"{name}: {line}", err=not proof.is_proven)
     return proof
+
+
+def stamped(settings: Settings, data: bytes, proof: Proof, name: str) -> bytes:
+    """
+    Return the proven profile *data* with the figures of its *proof*, by which consumers know that it is proven.
+
+    They are covered by its signature, and another host's is not ours to replace: consumers may not trust our key.
+    """
+    from jumpstart_server.profiles import read_as_boot, stamp
+
+    signed_by = read_as_boot(settings, data).signed_by
+    key = KeyRing(Path(boot_settings(settings).keys)).trusted().get(signed_by or "")
+    if key is not None and key.own:
+        return stamp(settings, data, proof.validation)
+    click.echo(
+        f"{name}: the figures are not kept in it, and it is not marked as proven: key {signed_by}, which signed it, is "
+        "not this host's own; prove it where it is made (build --prove)",
+        err=True,
+    )
+    return data
 
 
 def reject(path: Path, proof: Proof, data: bytes | None = None) -> None:
