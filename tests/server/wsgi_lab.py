@@ -52,6 +52,7 @@ class Lab(BaseLab):
         limits: RequestLimits = RequestLimits(),  # noqa: B008  # frozen
         queue: int = 1000,
         queue_timeout: float = 10.0,
+        observer: Observer | None = None,
         **more: Any,
     ) -> None:
         """*queue* and *queue_timeout* are the limits'; *more* goes to `WSGIServer`."""
@@ -68,7 +69,7 @@ class Lab(BaseLab):
             [self.listener],
             settings or ConnectionSettings(),
             threads=threads,
-            observer=Observer(),
+            observer=observer or Observer(),
             tls=context,
             access=access,
             limits=replace(limits, queue=queue, queue_timeout=queue_timeout),

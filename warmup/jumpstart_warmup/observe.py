@@ -249,7 +249,7 @@ class Observer:
             route: the template, such as ``/product/{id}``, without the method.
             target: path and query as the client sent them, without the root path; "" where `wants_target` is False.
             status: 499 when the client left, 500 when the handler raised.
-            evidence: it shows what is hot: neither warm-up nor shadow, nor marked as one.
+            evidence: it shows what is hot: neither warm-up nor shadow, nor marked as one, nor by a load balancer.
         """
         cell = _Cell(headers)
         cell.add(elapsed_s, -1.0)

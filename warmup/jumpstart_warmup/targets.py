@@ -94,6 +94,7 @@ _HEALTH = _words_of("""
     heartbeat lbheartbeat up-check
     """)
 _HEALTH_ALONE = _words_of("ping alive ready live _ping")  # words of a path elsewhere
+PROBE_LENGTH = 40  # characters that tell
 _PROBES = re.compile(
     rb"^(?:kube-probe/|elb-healthchecker/|googlehc/|consul health check|envoy/hc|haproxy|azure traffic manager|"
     rb"route 53|amazon-route53-health-check|amazon route 53 health check|"
@@ -110,9 +111,15 @@ def is_health_check(target: str) -> bool:
     return segments[0] in _HEALTH or segments[-1] in _HEALTH or (len(segments) == 1 and segments[0] in _HEALTH_ALONE)
 
 
-def is_probe(user_agent: str) -> bool:
-    """Whether a request with this ``User-Agent`` is a health check, whatever it asks for. Pure."""
-    return _PROBES.match(user_agent.encode("latin-1", "replace")) is not None
+def is_probe(user_agent: str | bytes) -> bool:
+    """Whether a request with this ``User-Agent`` is a health check, whatever it asks for. Asked of every request."""
+    return _begins_as_probe(user_agent[:PROBE_LENGTH])
+
+
+@functools.lru_cache(1024)
+def _begins_as_probe(beginning: str | bytes) -> bool:
+    begins = beginning.encode("latin-1", "replace") if isinstance(beginning, str) else beginning
+    return _PROBES.match(begins) is not None
 
 
 # --- shapes ---------------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from jumpstart_warmup.middleware import MARKER_BYTES
 from jumpstart_warmup.observe import CLIENT_CLOSED, Observer
 from jumpstart_warmup.routes import route_of_scope
 from jumpstart_warmup.sampling import MAX_BODY, UnderWay
+from jumpstart_warmup.targets import is_probe
 
 if TYPE_CHECKING:
     from jumpstart_server.asgi.protocol import JumpstartProtocol
@@ -263,7 +264,8 @@ class Exchange:
             status = self._outcome or (CLIENT_CLOSED if cancelled or self._left or self._lost else 500)
         evidence = True
         for field in head.headers:  # a plain loop takes half the time of any() with a generator
-            if field[0] == MARKER_BYTES:
+            name = field[0]
+            if name == MARKER_BYTES or (name == b"user-agent" and is_probe(field[1])):
                 evidence = False
         assert self._app_began is not None
         observer.count(

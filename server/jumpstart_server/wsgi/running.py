@@ -20,6 +20,7 @@ from jumpstart_server.wsgi.timers import NEVER
 from jumpstart_warmup.middleware import MARKER_KEY
 from jumpstart_warmup.observe import CLIENT_CLOSED
 from jumpstart_warmup.sampling import MAX_BODY
+from jumpstart_warmup.targets import is_probe
 
 RESTING = State.RESTING  # to look for a member of an enumeration costs more than a call
 
@@ -134,7 +135,7 @@ class Runner(Answers):
             headers=head.headers,
             status=exchange.status,
             elapsed_s=ended - exchange.began,
-            evidence=MARKER_KEY not in environ,
+            evidence=MARKER_KEY not in environ and not is_probe(environ.get("HTTP_USER_AGENT", "")),
             rule=exchange.rule,
             cpu_s=cpu_s,
             body=self._body_to_keep(exchange) if head.has_body else b"",
