@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jumpstart_warmup import targets
 from jumpstart_warmup.corpus import read_requests, scrub
-from jumpstart_warmup.targets import KEPT_HEADERS, is_fit_header, is_fit_target, is_secret_name
+from jumpstart_warmup.targets import KEPT_HEADERS, is_fit_header, is_fit_target, is_probe, is_secret_name
 
 SHOP_REQUESTS = Path(__file__).parents[2] / "examples" / "shop" / "warm.toml"
 
@@ -379,3 +380,13 @@ def test_other_shapes_of_these_headers_are_dropped(name: str, value: str) -> Non
 @given(st.sampled_from(sorted(KEPT_HEADERS)), st.text(max_size=300))
 def test_any_header_is_judged(name: str, value: str) -> None:
     assert isinstance(is_fit_header(name, value), bool)
+
+
+def test_each_probe_is_known_by_its_beginning_however_it_is_spelled() -> None:
+    names = [each.decode() for each in targets._PROBES.pattern.removeprefix(b"^(?:").removesuffix(b")").split(b"|")]
+    assert "haproxy" in names
+    for name in names:
+        for spelled in (name, name.upper(), name.title()):
+            assert is_probe(spelled) and is_probe(f"{spelled} 9.1".encode())
+            assert not is_probe("M" + spelled)
+        assert not is_probe(name[:3])

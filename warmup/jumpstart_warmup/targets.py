@@ -94,7 +94,9 @@ _HEALTH = _words_of("""
     heartbeat lbheartbeat up-check
     """)
 _HEALTH_ALONE = _words_of("ping alive ready live _ping")  # words of a path elsewhere
-PROBE_LENGTH = 40  # characters that tell
+_PROBE_LETTERS: frozenset[str | bytes] = frozenset(
+    kind(letter) for letter in "akceghjrAKCEGHJR" for kind in (str, str.encode)
+)
 _PROBES = re.compile(
     rb"^(?:kube-probe/|elb-healthchecker/|googlehc/|consul health check|envoy/hc|haproxy|azure traffic manager|"
     rb"route 53|amazon-route53-health-check|amazon route 53 health check|"
@@ -112,13 +114,10 @@ def is_health_check(target: str) -> bool:
 
 
 def is_probe(user_agent: str | bytes) -> bool:
-    """Whether a request with this ``User-Agent`` is a health check, whatever it asks for. Asked of every request."""
-    return _begins_as_probe(user_agent[:PROBE_LENGTH])
-
-
-@functools.lru_cache(1024)
-def _begins_as_probe(beginning: str | bytes) -> bool:
-    begins = beginning.encode("latin-1", "replace") if isinstance(beginning, str) else beginning
+    """Whether a request with this ``User-Agent`` is a health check. Asked of every request. Pure."""
+    if user_agent[:1] not in _PROBE_LETTERS:  # of a browser all is said
+        return False
+    begins = user_agent.encode("latin-1", "replace") if isinstance(user_agent, str) else user_agent
     return _PROBES.match(begins) is not None
 
 
