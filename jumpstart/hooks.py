@@ -96,6 +96,8 @@ def before_fork(limit_s: float) -> None:
                 _report_left("on_capture", hook, limit_s)
             elif thread.error is not None:
                 _report("on_capture", hook, thread.error)
+            elif inspect.iscoroutine(thread.result):
+                thread.result.close()  # it is async, and did not look so
 
 
 async def before_capture(purpose: Literal["host", "ship"], limit_s: float) -> None:
@@ -139,7 +141,9 @@ async def _call_all(kind: str, calls: Sequence[tuple[Callable[..., Any], Callabl
     for hook, call in calls:
         try:
             async with asyncio.timeout(_left(deadline)) as limit:
-                await (call() if _is_async(hook) else _in_thread(hook, call))
+                result = call() if _is_async(hook) else await _in_thread(hook, call)
+                if inspect.iscoroutine(result):  # also of what does not look async: a wrapper, an object's __call__
+                    await result
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # sys.exit() in a hook may not end the worker
@@ -152,7 +156,7 @@ async def _call_all(kind: str, calls: Sequence[tuple[Callable[..., Any], Callabl
                 _report(kind, hook, error)
 
 
-async def _in_thread(hook: Callable[..., Any], call: Callable[[], Any]) -> None:
+async def _in_thread(hook: Callable[..., Any], call: Callable[[], Any]) -> Any:
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -167,6 +171,7 @@ async def _in_thread(hook: Callable[..., Any], call: Callable[[], Any]) -> None:
     thread.join()
     if thread.error is not None:
         raise thread.error
+    return thread.result
 
 
 class _Thread(threading.Thread):
@@ -177,13 +182,14 @@ class _Thread(threading.Thread):
     ) -> None:
         super().__init__(name=f"jumpstart-hook {_name(hook)}", daemon=True)
         self.error: BaseException | None = None
+        self.result: Any = None
         self._call = call
         self._over = over
         self.start()
 
     def run(self) -> None:
         try:
-            self._call()
+            self.result = self._call()
         except BaseException as error:
             self.error = error
         if self._over is not None:

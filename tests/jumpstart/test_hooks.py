@@ -13,6 +13,7 @@ import threading
 import types
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -200,6 +201,33 @@ def test_hooks_of_every_kind_of_callable() -> None:
     after_restore()
     hooks.before_fork(10)
     assert calls == ["none", "partial", "fork"]
+
+
+@pytest.mark.filterwarnings("error")  # of a coroutine that nobody awaits
+def test_what_is_async_and_does_not_look_so_is_awaited(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
+
+    async def open_pool() -> None:
+        await asyncio.sleep(0)
+        calls.append(threading.current_thread().name)
+
+    @functools.wraps(open_pool)
+    def wrapped() -> Any:
+        return open_pool()
+
+    class Pool:
+        async def __call__(self) -> None:
+            await open_pool()
+            raise LookupError("no such region")
+
+    jumpstart.on_restore(Pool())
+    jumpstart.on_restore(wrapped)
+    after_restore()
+    assert calls == [threading.current_thread().name] * 2, "in the event loop"
+    assert "Pool object" in caplog.text and "no such region" in caplog.text
+    jumpstart.on_capture(Pool())
+    hooks.before_fork(10)
+    assert len(calls) == 2, "before forks there is no event loop"
 
 
 # -- uniqueness --
