@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from typing import NoReturn
@@ -84,7 +85,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by whoever started us, children could not be waited for
     limit = start.settings.tenant.startup_timeout
     if limit:
-        system.dump_stacks_after(max(limit - 0.5, limit / 2))  # says where a stuck import stands
+        # Says where a stuck import stands, before the supervisor ends it, whose time runs already.
+        elapsed = time.monotonic() - start.started if start.role == "mold" else 0.0
+        system.dump_stacks_after(max(limit - 0.5 - elapsed, limit / 4))
     stopwatch = Stopwatch(f"{start.role} {start.generation}", start.started)
     stopwatch.add("start the interpreter", start.started, start.started + stopwatch.since_start())
     own_pid = os.getpid()

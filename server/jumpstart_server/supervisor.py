@@ -35,6 +35,13 @@ logger = logging.getLogger(__name__)
 THREADS = 4  # for files: the warm-start cache, profiles
 
 
+def _unless_a_child_is_gone(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A channel that breaks as its reader is cancelled tells nobody anything new: its process has ended."""
+    is_waiter = "future" in context and not isinstance(context["future"], asyncio.Task)
+    if not (is_waiter and isinstance(context.get("exception"), ConnectionError)):
+        loop.default_exception_handler(context)
+
+
 class Supervisor:
     """
     The server's process. `run` serves until a signal and returns the exit code.
@@ -100,6 +107,7 @@ class Supervisor:
         """
         # Of our threads only this one takes signals, so that it can hold them back at the end.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, initializer=early_signals.hold))
+        asyncio.get_running_loop().set_exception_handler(_unless_a_child_is_gone)
         waiting = self._launcher.waiting
         self._children.leave_alone(waiting.pid if waiting is not None else None)
         handlers = self._handle_signals()
